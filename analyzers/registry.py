@@ -1,0 +1,20 @@
+"""The list of analyzers, in the order in which reports show them. One line each."""
+
+from __future__ import annotations
+
+from spikeprof.analyzers.base import Analyzer, Rule
+from spikeprof.analyzers.kernel_latency import KernelLatency
+from spikeprof.analyzers.launch_gaps import LaunchGaps
+from spikeprof.analyzers.truth import Truth
+
+#: Truth first: every report begins with what the recording can be trusted for.
+ANALYZERS: tuple[Analyzer, ...] = (
+    Truth(),
+    KernelLatency(),
+    LaunchGaps(),
+)
+
+
+def rules() -> dict[str, tuple[Analyzer, Rule]]:
+    """Every rule by name, with the analyzer that can find it."""
+    return {rule.name: (analyzer, rule) for analyzer in ANALYZERS for rule in analyzer.info.rules}

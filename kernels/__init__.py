@@ -1,0 +1,1 @@
+"""Reference workloads: attention, KV cache, fused kernels, a small engine. Stands alone."""

@@ -1,0 +1,1 @@
+"""Everything up to a valid Trace: record in the target, sample from outside, assemble, store."""

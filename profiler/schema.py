@@ -1,0 +1,276 @@
+"""The tables of a trace: columns, types, units, one line of doc each. The only definition.
+
+Conventions, in force for every table:
+
+* Times are int64 nanoseconds on one clock; 0 is the session's start (``t0_unix_ns`` in the manifest).
+* Intervals are half open, ``[start_ns, end_ns)``.
+* A numeric column ends in its unit (``profiler/units.py``) unless it is an ordinal (``rank``, ``stream``)
+  or a dimension in blocks or threads (``grid_x``). A reference to another row ends in ``_id``.
+* An empty table means "collected, nothing happened". An absent table means "not collected".
+* ``correlation_id`` 0 means none. Correlation ids are scoped by ``rank``.
+* ``rank`` is the ordinal of the process in this trace, equal to ``RANK`` where the launcher set it.
+* ``device`` is the ordinal of the GPU in this trace (one number per physical GPU, whatever
+  ``CUDA_VISIBLE_DEVICES`` called it in each process).
+
+Raise ``SCHEMA_VERSION`` whenever a reader of the old version would misread the new one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+_NAME = pa.dictionary(pa.int32(), pa.string())
+_I64, _I32, _I16, _I8 = pa.int64(), pa.int32(), pa.int16(), pa.int8()
+_F64, _BOOL, _STR = pa.float64(), pa.bool_(), pa.string()
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its Arrow type and one line of documentation."""
+
+    name: str
+    type: pa.DataType
+    doc: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table: what a row is, and its columns in order. Rows are sorted by ``sort_by``."""
+
+    name: str
+    doc: str
+    sort_by: str | None
+    columns: tuple[Column, ...]
+
+    @property
+    def arrow(self) -> pa.Schema:
+        """The Arrow schema of the table, without metadata."""
+        return pa.schema([(c.name, c.type) for c in self.columns])
+
+    def empty(self) -> pa.Table:
+        """The table with no rows: "collected, nothing happened"."""
+        return self.arrow.empty_table()
+
+
+_RANK = Column("rank", _I32, "process ordinal")
+_DEVICE = Column("device", _I32, "GPU ordinal in this trace")
+_CONTEXT = Column("context_id", _I32, "CUDA context within the process")
+_STREAM = Column("stream", _I32, "CUDA stream id within the context")
+_CORRELATION = Column("correlation_id", _I64, "ties GPU work to the call that launched it; 0 = none")
+_START = Column("start_ns", _I64, "first nanosecond")
+_END = Column("end_ns", _I64, "one past the last nanosecond")
+_GRAPH = Column("graph_id", _I32, "executable CUDA graph that launched it; 0 = launched directly")
+_NODE = Column("graph_node_id", _I64, "node of that executable graph; 0 = launched directly")
+
+_TABLES = (
+    Table(
+        "processes",
+        "One process of the program under test, traced or not.",
+        "rank",
+        (
+            _RANK,
+            Column("pid", _I64, "operating-system process number"),
+            Column("parent_pid", _I64, "the parent's process number"),
+            Column("command", _STR, "command line, arguments joined by spaces"),
+            Column("python_version", _STR, "e.g. 3.12.3; empty for a process that is not Python"),
+            Column("libcupti_version", _STR, "cuptiGetVersion of the library it used, e.g. 130001; empty = none"),
+            Column("status", _STR, "traced, partial, no_cuda or not_traced"),
+            Column("reason", _STR, "why not, or why partial; empty when traced"),
+        ),
+    ),
+    Table(
+        "devices",
+        "One GPU as one process saw it.",
+        None,
+        (
+            _RANK,
+            _DEVICE,
+            Column("process_device", _I32, "the CUDA ordinal in that process"),
+            Column("uuid", _STR, "GPU-xxxxxxxx-…, empty when unknown"),
+            Column("name", _STR, "product name"),
+            Column("sm_arch", _STR, "e.g. sm_90"),
+            Column("sm_count", _I32, "streaming multiprocessors"),
+            Column("l2_bytes", _I64, "L2 cache size"),
+            Column("mem_bytes", _I64, "device memory size"),
+            Column("mem_peak_bytes_per_s", _F64, "theoretical DRAM bandwidth; null = unknown"),
+            Column("peak_source", _STR, "where the peak comes from"),
+        ),
+    ),
+    Table(
+        "kernels",
+        "One kernel execution on a GPU.",
+        "start_ns",
+        (
+            Column("kernel_id", _I64, "row number"),
+            _RANK,
+            _DEVICE,
+            _CONTEXT,
+            _STREAM,
+            _CORRELATION,
+            _GRAPH,
+            _NODE,
+            Column("name", _NAME, "demangled where possible, else as recorded"),
+            _START,
+            _END,
+            Column("grid_x", _I32, "blocks"),
+            Column("grid_y", _I32, "blocks"),
+            Column("grid_z", _I32, "blocks"),
+            Column("block_x", _I32, "threads"),
+            Column("block_y", _I32, "threads"),
+            Column("block_z", _I32, "threads"),
+            Column("registers_count", _I32, "registers per thread"),
+            Column("shared_static_bytes", _I32, "static shared memory per block"),
+            Column("shared_dynamic_bytes", _I32, "dynamic shared memory per block"),
+            Column("local_bytes", _I32, "local memory per thread"),
+        ),
+    ),
+    Table(
+        "memory_ops",
+        "One copy or memset on a GPU.",
+        "start_ns",
+        (
+            Column("op_id", _I64, "row number"),
+            _RANK,
+            _DEVICE,
+            _CONTEXT,
+            _STREAM,
+            _CORRELATION,
+            _GRAPH,
+            _NODE,
+            Column("kind", _NAME, "HtoD, DtoH, DtoD, HtoH, PtoP, HtoA, AtoH, AtoA, AtoD, DtoA, memset or unknown"),
+            Column("src_memory", _NAME, "pageable, pinned, device, array, managed or unknown"),
+            Column("dst_memory", _NAME, "pageable, pinned, device, array, managed or unknown"),
+            Column("size_bytes", _I64, "bytes moved or set"),
+            _START,
+            _END,
+        ),
+    ),
+    Table(
+        "runtime_calls",
+        "One CUDA runtime or driver call that launches, copies or synchronises (not every call).",
+        "start_ns",
+        (
+            Column("call_id", _I64, "row number"),
+            _RANK,
+            Column("thread_id", _I64, "operating-system or CUPTI thread number"),
+            _CORRELATION,
+            Column("name", _NAME, "e.g. cudaLaunchKernel"),
+            _START,
+            _END,
+            Column("return_code", _I32, "0 = success"),
+        ),
+    ),
+    Table(
+        "syncs",
+        "One wait for the GPU as CUPTI saw it.",
+        "start_ns",
+        (
+            _RANK,
+            _CONTEXT,
+            _STREAM,
+            _CORRELATION,
+            Column("kind", _NAME, "event, stream_wait_event, stream, context or unknown"),
+            _START,
+            _END,
+        ),
+    ),
+    Table(
+        "overheads",
+        "One stretch of time that CUPTI says it took itself.",
+        "start_ns",
+        (
+            _RANK,
+            Column("thread_id", _I64, "thread that paid; 0 = unknown"),
+            Column("kind", _NAME, "driver_compiler, buffer_flush, instrumentation, resource, …"),
+            _START,
+            _END,
+        ),
+    ),
+    Table(
+        "graph_nodes",
+        "One CUDA graph node that was created or cloned while the program was watched.",
+        None,
+        (
+            _RANK,
+            Column("graph_node_id", _I64, "the node"),
+            Column("source_node_id", _I64, "the node it was cloned from; 0 = created, not cloned"),
+            Column("graph_id", _I32, "the graph it belongs to; 0 = unknown"),
+            Column("t_ns", _I64, "when"),
+        ),
+    ),
+    Table(
+        "windows",
+        "What was being recorded when, per process: a partition of the process's traced life.",
+        "start_ns",
+        (
+            _RANK,
+            Column("state", _NAME, "traced, clean (deliberately untraced), yielded, off or stopped"),
+            Column("reason", _NAME, "e.g. clean-steps, torch.profiler, --window, --max-bytes"),
+            _START,
+            _END,
+        ),
+    ),
+    Table(
+        "steps",
+        "One step of the program, timed by CUDA events: no tracing needed.",
+        "start_ns",
+        (
+            Column("step_id", _I64, "row number"),
+            _RANK,
+            Column("kind", _NAME, "forward, graph_replay or marked"),
+            Column("traced", _BOOL, "whether CUPTI recorded during this step"),
+            Column("start_ns", _I64, "host time at which the step began"),
+            Column("duration_ns", _I64, "from this step's CUDA event to the next one's"),
+        ),
+    ),
+    Table(
+        "ops",
+        "One operator call on the host (torch.profiler imports, attribution windows).",
+        "start_ns",
+        (
+            Column("op_id", _I64, "row number"),
+            _RANK,
+            Column("thread_id", _I64, "thread"),
+            Column("name", _NAME, "e.g. aten::mm"),
+            _START,
+            _END,
+            Column("input_shapes", _STR, "JSON list, empty when not recorded"),
+            Column("input_dtypes", _STR, "JSON list, empty when not recorded"),
+        ),
+    ),
+    Table(
+        "ranges",
+        "A named stretch of host time: step, phase, user annotation.",
+        "start_ns",
+        (
+            Column("range_id", _I64, "row number"),
+            _RANK,
+            Column("thread_id", _I64, "thread"),
+            Column("kind", _NAME, "step, phase, module or user"),
+            Column("name", _STR, "label"),
+            _START,
+            _END,
+        ),
+    ),
+    Table(
+        "samples",
+        "One reading of a device-wide gauge (NVML).",
+        "t_ns",
+        (
+            _DEVICE,
+            Column("t_ns", _I64, "when"),
+            Column("metric", _NAME, "name ending in its unit, e.g. power_w, sm_clock_mhz, gpu_busy_share"),
+            Column("value", _F64, "in the unit of the metric's name"),
+        ),
+    ),
+)
+
+#: Every table by name.
+TABLES: dict[str, Table] = {t.name: t for t in _TABLES}
+
+#: Tables whose rows are intervals of GPU work; busy time is the union over both.
+GPU_WORK_TABLES = ("kernels", "memory_ops")

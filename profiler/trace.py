@@ -1,0 +1,115 @@
+"""Trace: the immutable tables of one recording plus its manifest. What every analyzer is handed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spikeprof.profiler.errors import MissingTable
+from spikeprof.profiler.schema import TABLES
+
+#: How a collector ended. ``off`` = not asked for.
+COLLECTOR_STATES = ("ok", "degraded", "refused", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorNote:
+    """What one collector did: the part of the manifest that says what was *not* measured and why."""
+
+    state: str  # one of COLLECTOR_STATES
+    reason: str = ""  # empty when ok
+    records_count: int = 0
+    dropped_count: int = 0  # lost before they reached us (CUPTI's own count, full queues)
+    repaired_count: int = 0  # wrong in a way that could be put right
+    set_aside_count: int = 0  # broken: counted, not in the tables
+    set_aside_reasons: Mapping[str, int] = field(default_factory=dict)
+    cost_ns: int = 0  # time it took from the program, where known
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a trace is of: source, versions, clock, collectors.
+
+    ``source`` is ``spikeprof``, ``torch.profiler`` or ``nsys``. ``versions`` maps a component
+    (``spikeprof driver cuda libcupti torch python``) to its version, absent = unknown.
+    """
+
+    source: str
+    t0_unix_ns: int
+    duration_ns: int
+    command: tuple[str, ...] = ()
+    exit_code: int | None = None
+    host: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    collectors: Mapping[str, CollectorNote] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)  # recording options, as text
+    notes: tuple[str, ...] = ()  # whatever else a reader must know, one sentence each
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One recording. Tables conform to ``schema.TABLES``; an absent table was not collected.
+
+    Tables may be given as zero-argument loaders, so that opening a large trace reads only what is
+    asked for. ``damaged`` maps a table that could not be read to the reason.
+    """
+
+    manifest: Manifest
+    tables: Mapping[str, pa.Table | Callable[[], pa.Table]]
+    damaged: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def _loaded(self) -> dict[str, pa.Table]:
+        return {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tables
+
+    def table(self, name: str) -> pa.Table:
+        """The table, loaded on first use. Raises MissingTable when it was not collected."""
+        if name not in self.tables:
+            known = "" if name in TABLES else " (no such table in the schema)"
+            why = f": {self.damaged[name]}" if name in self.damaged else ""
+            raise MissingTable(f"this trace holds no table {name!r}{known}{why}")
+        if name not in self._loaded:
+            value = self.tables[name]
+            self._loaded[name] = value() if callable(value) else value
+        return self._loaded[name]
+
+    def column(self, table: str, column: str) -> npt.NDArray[Any]:
+        """One numeric column as a NumPy array (zero-copy where Arrow can)."""
+        return np.asarray(self.table(table).column(column).to_numpy())
+
+    def codes(self, table: str, column: str) -> tuple[npt.NDArray[np.int32], list[str]]:
+        """A dictionary column as (codes, labels): ``labels[codes[i]]`` is row i's text."""
+        data = self.table(table).column(column).combine_chunks()
+        if isinstance(data, pa.ChunkedArray):  # a table of zero chunks stays chunked
+            data = data.unify_dictionaries().combine_chunks()
+        return np.asarray(data.indices).astype(np.int32, copy=False), data.dictionary.to_pylist()
+
+    def restricted(self, names: Iterable[str]) -> Trace:
+        """The same trace showing only the named tables: an analyzer never sees what it did not declare."""
+        wanted = set(names)
+        kept = {n: (lambda n=n: self.table(n)) for n in self.tables if n in wanted}
+        return replace(self, tables=MappingProxyType(kept))
+
+    def narrowed(self, start_ns: int, end_ns: int) -> Trace:
+        """The rows that begin in ``[start_ns, end_ns)``; tables without a time stay whole."""
+        kept: dict[str, pa.Table | Callable[[], pa.Table]] = {}
+        for name in self.tables:
+            key = next((c for c in ("start_ns", "t_ns") if c in TABLES[name].arrow.names), None)
+            kept[name] = (lambda n=name, k=key: _between(self.table(n), k, start_ns, end_ns)) if key else self.tables[name]
+        return replace(self, tables=MappingProxyType(kept))
+
+
+def _between(table: pa.Table, key: str, start_ns: int, end_ns: int) -> pa.Table:
+    times = table.column(key)
+    return table.filter(pc.and_(pc.greater_equal(times, start_ns), pc.less(times, end_ns)))

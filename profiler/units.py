@@ -1,0 +1,29 @@
+"""Unit suffixes of column and metric names: the one list that schema, analyzers and reports share."""
+
+from __future__ import annotations
+
+#: Suffix -> what one unit of the value is. The longest matching suffix wins.
+UNIT_OF_SUFFIX: dict[str, str] = {
+    "_ns": "ns",
+    "_us": "us",
+    "_bytes_per_s": "bytes/s",
+    "_bytes": "bytes",
+    "_count": "count",
+    "_share": "share",  # 0 to 1
+    "_ratio": "ratio",  # a quotient that may exceed 1
+    "_w": "W",
+    "_j": "J",
+    "_mhz": "MHz",
+    "_celsius": "°C",
+    "_id": "id",
+}
+
+NS_PER_US = 1_000
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+
+
+def unit_of(name: str) -> str | None:
+    """The unit that the name of a column or metric states, or None for a name without one."""
+    matches = [suffix for suffix in UNIT_OF_SUFFIX if name.endswith(suffix)]
+    return UNIT_OF_SUFFIX[max(matches, key=len)] if matches else None

@@ -1,0 +1,1 @@
+"""Renderers of a Report: terminal, HTML, JSON. Text is made here and nowhere else."""

@@ -1,0 +1,26 @@
+"""spikeprof: GPU profiling and bottleneck diagnosis for LLM inference.
+
+``spikeprof run -- python infer.py`` records an unchanged program; ``open_trace`` reads what it wrote.
+Importing this package is cheap: nothing below is loaded before it is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spikeprof.profiler.importers import open_trace
+    from spikeprof.profiler.trace import Trace
+
+__version__ = "0.1.0"
+__all__ = ["Trace", "__version__", "open_trace"]
+
+_LAZY = {"open_trace": "spikeprof.profiler.importers", "Trace": "spikeprof.profiler.trace"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
