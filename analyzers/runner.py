@@ -35,5 +35,5 @@ def run_one(trace: Trace, analyzer: Analyzer) -> Result:
         return analyzer.analyze(trace.restricted((*info.needs, *info.wants)))
     except SpikeprofError as error:
         return Result(info.id, "error", reason=str(error))
-    except Exception as error:  # noqa: BLE001 - one faulty analyzer must not cost the report
+    except Exception as error:
         return Result(info.id, "error", reason=f"{type(error).__name__}: {error}")

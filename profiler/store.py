@@ -73,17 +73,19 @@ def open_table(folder: Path, name: str) -> Iterator[pq.ParquetWriter]:
     """A Parquet writer for one table, to append row groups with bounded memory; renamed into place at the end."""
     schema = TABLES[name].arrow
     delta = [f.name for f in schema if pa.types.is_integer(f.type) and f.name.endswith(_DELTA_SUFFIXES)]
-    with _replacing(folder / f"{name}.parquet") as temporary:
-        with pq.ParquetWriter(
+    with (
+        _replacing(folder / f"{name}.parquet") as temporary,
+        pq.ParquetWriter(
             temporary,
             schema,
             compression="zstd",
             compression_level=3,
             use_dictionary=[f.name for f in schema if f.name not in delta],
-            column_encoding={column: "DELTA_BINARY_PACKED" for column in delta},
+            column_encoding=dict.fromkeys(delta, "DELTA_BINARY_PACKED"),
             write_statistics=True,
-        ) as writer:
-            yield writer
+        ) as writer,
+    ):
+        yield writer
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -131,7 +133,9 @@ def _read_manifest(folder: Path) -> Manifest:
         data = path.read_bytes()
         header = msgspec.json.decode(data, type=_Header)
     except msgspec.MsgspecError as error:
-        raise DamagedTrace(f"{path} cannot be read ({error}); the Parquet files beside it may still be whole") from error
+        raise DamagedTrace(
+            f"{path} cannot be read ({error}); the Parquet files beside it may still be whole"
+        ) from error
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
     if header.format != FORMAT_NAME:

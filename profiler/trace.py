@@ -106,7 +106,9 @@ class Trace:
         kept: dict[str, pa.Table | Callable[[], pa.Table]] = {}
         for name in self.tables:
             key = next((c for c in ("start_ns", "t_ns") if c in TABLES[name].arrow.names), None)
-            kept[name] = (lambda n=name, k=key: _between(self.table(n), k, start_ns, end_ns)) if key else self.tables[name]
+            kept[name] = (
+                (lambda n=name, k=key: _between(self.table(n), k, start_ns, end_ns)) if key else self.tables[name]
+            )
         return replace(self, tables=MappingProxyType(kept))
 
 
