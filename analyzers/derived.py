@@ -1,0 +1,280 @@
+"""What several analyzers derive from a trace: busy and measured time, origin of GPU work, groups.
+
+Definitions, the same in every analyzer:
+
+* **GPU work**: rows of ``kernels`` and ``memory_ops`` whose end is after their start.
+* **busy**: the union of the GPU work of one device, over all processes and streams. Never a sum.
+* **measured**: the time in which a device's processes were being recorded: traced windows of any process
+  that has work on the device, less the windows in which such a process was alive but not recorded.
+  Idle time outside of it is not known, and is never counted as idle.
+* **active**: per measured window, the stretch from its first to its last GPU work; its length is the *wall*
+  that idle and busy shares refer to. The start-up and the rest before and after are not idle time.
+* **origin**: the call that launched a piece of work, found by (rank, correlation id).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from spikeprof.analyzers.intervals import (
+    EMPTY,
+    Bools,
+    Ints,
+    Lanes,
+    Spans,
+    bin_edges,
+    complement,
+    hulls,
+    intersect,
+    ints,
+    overlap_with,
+    parts,
+    subtract,
+    total,
+    union,
+)
+from spikeprof.profiler.schema import GPU_WORK_TABLES
+from spikeprof.profiler.trace import Trace
+
+__all__ = [
+    "CALL_KINDS",
+    "EMPTY",
+    "Bools",
+    "DeviceTime",
+    "GpuWork",
+    "Integers",
+    "Ints",
+    "Lanes",
+    "Spans",
+    "bin_edges",
+    "call_kinds",
+    "complement",
+    "device_times",
+    "first_of_groups",
+    "gpu_work",
+    "group_codes",
+    "group_percentile",
+    "hulls",
+    "intersect",
+    "ints",
+    "link",
+    "linked_share",
+    "measured_spans",
+    "overlap_with",
+    "parts",
+    "sorted_in_groups",
+    "subtract",
+    "total",
+    "union",
+]
+
+Integers = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuWork:
+    """GPU work of all devices, ascending by start. All arrays have one element per piece of work."""
+
+    rank: Integers
+    device: Integers
+    context: Integers
+    stream: Integers
+    correlation: Ints
+    graph: Integers
+    start: Ints
+    end: Ints
+    is_copy: Bools  # from memory_ops: a copy or a memset
+    row: Ints  # row in kernels or memory_ops
+
+
+def gpu_work(trace: Trace) -> GpuWork:
+    """Kernels and memory operations together. A table that was not collected adds nothing."""
+    tables = [name for name in GPU_WORK_TABLES if name in trace]
+
+    def gather(column: str, dtype: type) -> Integers:
+        found: list[Integers] = [trace.column(name, column).astype(dtype, copy=False) for name in tables]
+        return np.concatenate(found) if found else np.empty(0, dtype)
+
+    lengths = [trace.table(name).num_rows for name in tables]
+    start, end = ints(gather("start_ns", np.int64)), ints(gather("end_ns", np.int64))
+    order = np.argsort(start, kind="stable")
+    order = order[end[order] > start[order]]
+    is_copy = np.repeat(np.array([name == "memory_ops" for name in tables], bool), lengths)
+    row = np.concatenate([np.arange(n) for n in lengths]) if lengths else ints([])
+    return GpuWork(
+        rank=gather("rank", np.int32)[order],
+        device=gather("device", np.int32)[order],
+        context=gather("context_id", np.int32)[order],
+        stream=gather("stream", np.int32)[order],
+        correlation=ints(gather("correlation_id", np.int64)[order]),
+        graph=gather("graph_id", np.int32)[order],
+        start=start[order],
+        end=end[order],
+        is_copy=is_copy[order],
+        row=row[order],
+    )
+
+
+def measured_spans(trace: Trace, ranks: Iterable[int]) -> Spans:
+    """The time in which all work of these processes was being recorded.
+
+    A trace without the table ``windows`` (an import) was recorded for its whole duration, and so was a
+    process that has no window in it. When the table is damaged, no time is known to have been recorded.
+    """
+    if "windows" in trace.damaged:
+        return EMPTY
+    ranks = list(ranks)
+    whole = Spans(ints([0]), ints([max(trace.manifest.duration_ns, 0)]))
+    if "windows" not in trace:
+        return whole
+    codes, labels = trace.codes("windows", "state")
+    rank = trace.column("windows", "rank")
+    start, end = trace.column("windows", "start_ns"), trace.column("windows", "end_ns")
+    known = np.isin(rank, ranks)
+    if not set(ranks) <= set(rank[known].tolist()):
+        return whole
+    traced = np.isin(codes, [i for i, label in enumerate(labels) if label == "traced"])
+    return subtract(
+        union(start[known & traced], end[known & traced]), union(start[known & ~traced], end[known & ~traced])
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTime:
+    """Where the time of one device went. ``wall = busy + idle``, exactly, all inside ``active``."""
+
+    device: int
+    measured: Spans
+    active: Spans
+    busy: Spans  # whole pieces of work, also where they stick out of ``active``
+    idle: Spans
+
+    @property
+    def wall_ns(self) -> int:
+        """Length of the active time."""
+        return total(self.active)
+
+    @property
+    def idle_ns(self) -> int:
+        """Active time without any work."""
+        return total(self.idle)
+
+    @property
+    def busy_ns(self) -> int:
+        """Active time with work."""
+        return self.wall_ns - self.idle_ns
+
+
+def device_times(trace: Trace, work: GpuWork) -> list[DeviceTime]:
+    """One entry per device with GPU work, ascending by device."""
+    result = []
+    for device in np.unique(work.device).tolist():
+        mine = work.device == device
+        busy = union(work.start[mine], work.end[mine])
+        measured = measured_spans(trace, np.unique(work.rank[mine]).tolist())
+        active = hulls(measured, busy)
+        result.append(DeviceTime(device, measured, active, busy, subtract(active, busy)))
+    return result
+
+
+def link(trace: Trace, work: GpuWork) -> Ints:
+    """Per piece of work the row of ``runtime_calls`` that launched it, -1 where unknown.
+
+    Of several calls with one id (a driver call inside a runtime call) the first to start is taken.
+    """
+    unknown = np.full(len(work.start), -1, np.int64)
+    if "runtime_calls" not in trace or not len(work.start) or not trace.table("runtime_calls").num_rows:
+        return unknown
+    call_rank, call_id = trace.column("runtime_calls", "rank"), trace.column("runtime_calls", "correlation_id")
+    ids = np.concatenate([call_id, work.correlation])
+    if int(ids.max()) - int(ids.min()) >= 2**40:  # ids made of hashes: number them instead
+        ids = _encoded(ids)
+    low, stride = int(ids.min()), int(ids.max()) - int(ids.min()) + 1
+    calls = call_rank.astype(np.int64) * stride + (ids[: len(call_id)] - low)
+    wanted = work.rank.astype(np.int64) * stride + (ids[len(call_id) :] - low)
+    order = np.argsort(calls, kind="stable")  # calls are sorted by start: the earliest stays first
+    calls = calls[order]
+    place = np.minimum(np.searchsorted(calls, wanted, side="left"), len(calls) - 1)
+    return np.where((calls[place] == wanted) & (work.correlation != 0), order[place], unknown)
+
+
+def linked_share(work: GpuWork, calls: Ints) -> float | None:
+    """The share (0 to 1) of GPU time, as a sum over work, whose launching call is known. None without work."""
+    length = work.end - work.start
+    whole = int(length.sum())
+    return int(length[calls >= 0].sum()) / whole if whole else None
+
+
+#: What a call does to the launching thread and the GPU's queue; "other" calls do neither.
+CALL_KINDS = ("other", "launch", "copy", "sync")
+
+
+def call_kinds(names: Iterable[str]) -> Ints:
+    """Each call name's place in ``CALL_KINDS``.
+
+    A copy that is not ``…Async`` makes the host wait: it counts as a synchronisation, like
+    ``cudaStreamSynchronize``. Works on CUDA runtime, CUDA driver and HIP names, with or without suffixes.
+    """
+    return ints([CALL_KINDS.index(_call_kind(name)) for name in names])
+
+
+def _call_kind(name: str) -> str:
+    if "Synchronize" in name:
+        return "sync"
+    if "Launch" in name:
+        return "launch"
+    if "Memcpy" in name or "Memset" in name or "MemPrefetch" in name:
+        waits = "Memcpy" in name and "Async" not in name and "Batch" not in name
+        return "sync" if waits else "copy"
+    return "other"
+
+
+def _encoded(values: npt.NDArray[np.integer]) -> Ints:
+    """Equal values numbered alike from 0, in order of appearance. By hashing: cheaper than a sort."""
+    return ints(pa.array(values).dictionary_encode().indices.to_numpy())
+
+
+def group_codes(*columns: npt.NDArray[np.integer]) -> tuple[Ints, int]:
+    """Number the distinct combinations of the columns from 0: (number per row, how many)."""
+    codes = _encoded(columns[0])
+    for column in columns[1:]:
+        more = _encoded(column)
+        codes = _encoded(codes * (int(more.max(initial=0)) + 1) + more)
+    return codes, int(codes.max(initial=-1)) + 1
+
+
+def first_of_groups(codes: Ints, count: int) -> Ints:
+    """The first row of each group (numbered from 0, none empty)."""
+    first = np.empty(count, np.int64)
+    first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
+    return first
+
+
+def sorted_in_groups(codes: npt.NDArray[np.integer], values: Ints, count: int) -> tuple[Ints, Ints]:
+    """Values ascending within each group, group behind group; and ``count + 1`` offsets of the groups.
+
+    ``values`` must not be negative.
+    """
+    stride = int(values.max(initial=0)) + 1
+    if stride * max(count, 1) < 2**62:  # one sort of one number is several times faster than a lexsort
+        keys = codes.astype(np.int64) * stride + values
+        keys.sort()
+        ordered = keys % stride
+    else:
+        ordered = values[np.lexsort((values, codes))]
+    return ordered, np.append(0, np.cumsum(np.bincount(codes, minlength=count)))
+
+
+def group_percentile(ordered: Ints, offsets: Ints, percent: int) -> Ints:
+    """The nearest-rank percentile of each group: the smallest value that ``percent`` % of the values do not exceed.
+
+    It is always a value that occurred: element ``ceil(percent / 100 * n)`` of the n values in order. Groups
+    must not be empty.
+    """
+    counts = np.diff(offsets)
+    return ints(ordered[offsets[:-1] + (counts * percent + 99) // 100 - 1])

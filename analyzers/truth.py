@@ -1,0 +1,325 @@
+"""What this recording can be trusted for: the line that every report begins with.
+
+records-dropped
+---------------
+What it means: records were lost before they reached the recording, so counts and busy time are too low.
+
+How it is found: the sum of what each collector counted as dropped (CUPTI's own count, full queues) is above 0.
+
+What to do: record less at a time (``--window``), or allow more memory and disk; then record again.
+
+records-set-aside
+-----------------
+What it means: records arrived that cannot be true (an end before its start, a time outside of the run) and
+were left out of all tables. The rest is sound, but the numbers miss these.
+
+How it is found: the sum of what the assembler or importer set aside is above 0; the reasons are in the manifest.
+
+What to do: read the reasons; when they are many, record again with another libcupti version.
+
+origin-unknown
+--------------
+What it means: for part of the GPU time it is not known which call launched it, so nothing can be said about
+why the GPU waited before it.
+
+How it is found: the share of GPU time whose correlation id matches a recorded call is below the option
+``min_known_origin_share``.
+
+What to do: record the launch calls too (the default of ``spikeprof run``), from the start of the program.
+
+tracing-cost-high
+-----------------
+What it means: steps took longer while they were recorded than while they were not, so times between kernels
+are partly the profiler's own.
+
+How it is found: median duration of recorded steps over that of unrecorded steps of the same kind, in the same
+run, less 1, is above the option ``max_tracing_cost_share``. The first step after each change is not counted.
+
+What to do: record in windows, so that the program runs undisturbed most of the time.
+
+nothing-recorded
+----------------
+What it means: a process was traced, yet no work of a GPU was seen in it. This is not an idle GPU.
+
+How it is found: a process has the status traced or partial, and the tables of GPU work hold no rows.
+
+What to do: check that the program uses the GPU at all, and what ``spikeprof doctor`` says about CUPTI.
+
+process-not-traced
+------------------
+What it means: a process of the program that may use the GPU could not be recorded; its work is missing.
+
+How it is found: a process has the status not_traced; its reason is in the table of processes.
+
+What to do: act on the reason given, or start that process so that it can be traced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from spikeprof.analyzers.base import Evidence, Finding, Info, Metric, Result, Rule
+from spikeprof.analyzers.derived import Bools, GpuWork, device_times, gpu_work, group_codes, ints, link, linked_share
+from spikeprof.analyzers.libcupti_faults import known_faults
+from spikeprof.profiler.trace import Trace
+
+Columns = dict[str, list[Any]]
+_TRACED = ("traced", "partial")
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Options: limits as shares, 0 to 1, and the fewest steps a median may rest on."""
+
+    min_known_origin_share: float = 0.95
+    max_tracing_cost_share: float = 0.05
+    min_steps_count: int = 5
+
+    info: ClassVar[Info] = Info(
+        id="truth",
+        question="What can this recording be trusted for?",
+        needs=(),
+        wants=("kernels", "memory_ops", "runtime_calls", "windows", "steps", "processes"),
+        rules=(
+            Rule("records-dropped", "Records were lost while recording", "warning"),
+            Rule("records-set-aside", "Records that cannot be true were left out", "warning"),
+            Rule("origin-unknown", "The launching call of much GPU work is unknown", "warning"),
+            Rule("tracing-cost-high", "Recording slowed the program down", "warning"),
+            Rule("nothing-recorded", "A traced process shows no GPU work", "critical"),
+            Rule("process-not-traced", "A process could not be recorded", "warning"),
+        ),
+    )
+
+    def analyze(self, trace: Trace) -> Result:
+        """Answer the question. Everything that could not be measured is a metric without value, with its reason."""
+        work = gpu_work(trace)
+        metrics = (
+            *_step_metrics(trace, self.min_steps_count),
+            *_origin_metrics(trace, work),
+            *_work_metrics(trace, work),
+            *_collector_metrics(trace),
+            *_recorded_metrics(trace),
+        )
+        values = {metric.name: metric.value for metric in metrics}
+        processes = _processes(trace)
+        findings = (
+            *self._of_records(trace, values),
+            *self._of_limits(values),
+            *_of_processes(trace, values, processes),
+        )
+        tables = {
+            "not_measured_windows": _unmeasured_windows(trace),
+            "processes": processes,
+            "libcupti_faults": _faults(trace),
+            "collectors": _collectors(trace),
+            "set_aside": _set_aside(trace),
+            "damaged_tables": {"table": list(trace.damaged), "reason": list(trace.damaged.values())},
+        }
+        return Result(self.info.id, "findings" if findings else "ok", metrics=metrics, findings=findings, tables=tables)
+
+    def _of_records(self, trace: Trace, values: dict[str, Any]) -> list[Finding]:
+        """Findings about records that are missing."""
+        advice = {
+            "records-dropped": ("dropped_count", "Record in shorter windows (--window) so that buffers keep up."),
+            "records-set-aside": (
+                "set_aside_count",
+                "Read the reasons in the table of collectors; record again if many.",
+            ),
+        }
+        records = sum(note.records_count for note in trace.manifest.collectors.values())
+        return [
+            Finding(
+                rule,
+                "warning",
+                {},
+                (Evidence(metric, values[metric], 0, "none expected"), Evidence("records_count", records)),
+                action,
+            )
+            for rule, (metric, action) in advice.items()
+            if values[metric]
+        ]
+
+    def _of_limits(self, values: dict[str, Any]) -> list[Finding]:
+        """Findings about values beyond an option."""
+        findings = []
+        origin, cost = values["known_origin_share"], values["tracing_cost_share"]
+        if origin is not None and origin < self.min_known_origin_share:
+            known = Evidence("known_origin_share", origin, self.min_known_origin_share, "min_known_origin_share")
+            action = "Record the launch calls from the start of the program (the default of `spikeprof run`)."
+            findings.append(Finding("origin-unknown", "warning", {}, (known,), action))
+        if cost is not None and cost > self.max_tracing_cost_share:
+            evidence = (
+                Evidence("tracing_cost_share", cost, self.max_tracing_cost_share, "max_tracing_cost_share"),
+                Evidence("step_untraced_ns", values["step_untraced_ns"]),
+                Evidence("step_traced_ns", values["step_traced_ns"]),
+            )
+            action = "Record in windows (--window ON,OFF) so that most steps run untraced."
+            findings.append(Finding("tracing-cost-high", "warning", {}, evidence, action))
+        return findings
+
+
+def _step_metrics(trace: Trace, fewest: int) -> list[Metric]:
+    """Median step time untraced and traced (ns), and what tracing adds as a share."""
+    names = ("step_untraced_ns", "step_traced_ns", "tracing_cost_share")
+    if "steps" not in trace:
+        reason = "no step was timed without tracing; `spikeprof run --clean-steps 20` does that"
+        return [Metric(name, None, trace.damaged.get("steps", reason)) for name in names]
+    traced = np.asarray(trace.column("steps", "traced"), bool)
+    duration = trace.column("steps", "duration_ns")
+    codes, _labels = trace.codes("steps", "kind")
+    settled = _settled(trace, codes, traced)
+    counts = [
+        (int((settled & (codes == k) & ~traced).sum()), int((settled & (codes == k) & traced).sum()))
+        for k in np.unique(codes)
+    ]
+    best = max(range(len(counts)), key=lambda i: min(counts[i]), default=None)
+    untraced_count, traced_count = (0, 0) if best is None else counts[best]
+    if best is not None:
+        settled &= codes == np.unique(codes)[best]
+    medians: list[float | None] = []
+    for state, count in ((~traced, untraced_count), (traced, traced_count)):
+        medians.append(float(np.median(duration[settled & state])) if count >= fewest else None)
+    why = f"{untraced_count} untraced and {traced_count} traced steps of one kind, {fewest} of each are needed"
+    cost = medians[1] / medians[0] - 1 if medians[0] and medians[1] else None
+    return [
+        Metric(name, value, "" if value is not None else why)
+        for name, value in zip(names, (*medians, cost), strict=True)
+    ]
+
+
+def _settled(trace: Trace, kind: Any, traced: Bools) -> Bools:
+    """Which steps are not the first of their process and kind since tracing was switched on or off."""
+    groups, _ = group_codes(trace.column("steps", "rank"), kind)
+    order = np.lexsort((trace.column("steps", "start_ns"), groups))
+    same = (groups[order][1:] == groups[order][:-1]) & (traced[order][1:] == traced[order][:-1])
+    settled = np.zeros(len(groups), bool)
+    settled[order[1:]] = same
+    return settled
+
+
+def _origin_metrics(trace: Trace, work: GpuWork) -> list[Metric]:
+    if "runtime_calls" not in trace:
+        reason = trace.damaged.get("runtime_calls", "no launch calls were recorded")
+        return [Metric("known_origin_share", None, reason)]
+    share = linked_share(work, link(trace, work))
+    return [Metric("known_origin_share", share, "" if share is not None else "no GPU work was recorded")]
+
+
+def _work_metrics(trace: Trace, work: GpuWork) -> list[Metric]:
+    """How many kernels, and the time in which devices worked: a union per device, added over devices."""
+    missing = "kernels" not in trace
+    reason = trace.damaged.get("kernels", "kernels were not recorded") if missing else ""
+    busy = sum(int((t.busy.ends - t.busy.starts).sum()) for t in device_times(trace, work))
+    return [
+        Metric("kernels_count", None if missing else trace.table("kernels").num_rows, reason),
+        Metric("gpu_time_ns", None if missing else busy, reason),
+    ]
+
+
+def _collector_metrics(trace: Trace) -> list[Metric]:
+    notes = trace.manifest.collectors.values()
+    return [
+        Metric("dropped_count", sum(n.dropped_count for n in notes)),
+        Metric("repaired_count", sum(n.repaired_count for n in notes)),
+        Metric("set_aside_count", sum(n.set_aside_count for n in notes)),
+    ]
+
+
+def _recorded_metrics(trace: Trace) -> list[Metric]:
+    """The share of the processes' traced life in which they were being recorded."""
+    if "windows" not in trace:
+        reason = trace.damaged.get("windows", "the source of this trace does not say when it recorded")
+        return [Metric("recorded_share", None, reason)]
+    codes, labels = trace.codes("windows", "state")
+    length = trace.column("windows", "end_ns") - trace.column("windows", "start_ns")
+    whole = int(length.sum())
+    on = int(length[np.isin(codes, [i for i, s in enumerate(labels) if s == "traced"])].sum())
+    return [Metric("recorded_share", on / whole if whole else None, "" if whole else "no process used the GPU")]
+
+
+def _unmeasured_windows(trace: Trace) -> Columns:
+    """Windows that were not recorded, by state and reason; the longest total first."""
+    columns: Columns = {"state": [], "reason": [], "total_ns": [], "windows_count": []}
+    if "windows" not in trace:
+        return columns
+    (states, state_names), (reasons, reason_names) = trace.codes("windows", "state"), trace.codes("windows", "reason")
+    length = ints(trace.column("windows", "end_ns") - trace.column("windows", "start_ns"))
+    rows = []
+    for state, reason in {*zip(states.tolist(), reasons.tolist(), strict=True)}:
+        mine = (states == state) & (reasons == reason)
+        if state_names[state] != "traced":
+            rows.append((state_names[state], reason_names[reason], int(length[mine].sum()), int(mine.sum())))
+    for row in sorted(rows, key=lambda r: (-r[2], r)):
+        for column, value in zip(columns.values(), row, strict=True):
+            column.append(value)
+    return columns
+
+
+def _processes(trace: Trace) -> Columns:
+    """The processes that were not, or not wholly, recorded."""
+    names = ("rank", "pid", "command", "status", "reason")
+    if "processes" not in trace:
+        return {name: [] for name in names}
+    rows = [r for r in trace.table("processes").select(names).to_pylist() if r["status"] != "traced"]
+    return {name: [row[name] for row in rows] for name in names}
+
+
+def _of_processes(trace: Trace, values: dict[str, Any], processes: Columns) -> list[Finding]:
+    findings = []
+    lost = [i for i, status in enumerate(processes["status"]) if status == "not_traced"]
+    if lost:
+        first = {"pid": processes["pid"][lost[0]], "command": processes["command"][lost[0]]}
+        evidence = Evidence("processes_count", len(lost), 0, "none expected")
+        action = (
+            f"Act on the reason: {processes['reason'][lost[0]]}"
+            if processes["reason"][lost[0]]
+            else "Run `spikeprof doctor`."
+        )
+        findings.append(Finding("process-not-traced", "warning", first, (evidence,), action))
+    if "processes" in trace and "kernels" in trace and "memory_ops" in trace:
+        traced = sum(status in _TRACED for status in trace.table("processes").column("status").to_pylist())
+        if traced and not trace.table("kernels").num_rows and not trace.table("memory_ops").num_rows:
+            evidence = Evidence("kernels_count", 0, 1, "a traced process uses the GPU")
+            action = "Check that the program reaches GPU work, then run `spikeprof doctor`."
+            findings.append(Finding("nothing-recorded", "critical", {"processes": traced}, (evidence,), action))
+    return findings
+
+
+def _faults(trace: Trace) -> Columns:
+    """Known faults of each libcupti version that recorded something here."""
+    versions = []
+    if "processes" in trace:
+        versions = [v for v in trace.table("processes").column("libcupti_version").to_pylist() if v]
+    versions = versions or [v for v in [trace.manifest.versions.get("libcupti", "")] if v]
+    rows = [(version, fault) for version in dict.fromkeys(versions) for fault in known_faults(version)]
+    return {
+        "libcupti_version": [version for version, _ in rows],
+        "what": [fault.what for _, fault in rows],
+        "touches": [fault.touches for _, fault in rows],
+        "fixed_in": [fault.fixed_in for _, fault in rows],
+        "source": [fault.source for _, fault in rows],
+    }
+
+
+def _collectors(trace: Trace) -> Columns:
+    """What each collector did, as the manifest says."""
+    notes = trace.manifest.collectors
+    return {
+        "collector": list(notes),
+        "state": [n.state for n in notes.values()],
+        "reason": [n.reason for n in notes.values()],
+        "records_count": [n.records_count for n in notes.values()],
+        "dropped_count": [n.dropped_count for n in notes.values()],
+        "repaired_count": [n.repaired_count for n in notes.values()],
+        "set_aside_count": [n.set_aside_count for n in notes.values()],
+        "cost_ns": [n.cost_ns for n in notes.values()],
+    }
+
+
+def _set_aside(trace: Trace) -> Columns:
+    """Why records were set aside, and how many for each reason."""
+    rows = [(c, r, n) for c, note in trace.manifest.collectors.items() for r, n in note.set_aside_reasons.items()]
+    return {name: [row[i] for row in rows] for i, name in enumerate(("collector", "reason", "records_count"))}
