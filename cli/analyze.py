@@ -1,0 +1,61 @@
+"""``spikeprof analyze``: ask every analyzer, print the summary."""
+
+from __future__ import annotations
+
+import shlex
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class FailOn(StrEnum):
+    """From which severity on a finding fails the command."""
+
+    warning = "warning"
+    critical = "critical"
+
+
+def analyze(
+    path: Annotated[
+        Path, typer.Argument(help="A trace folder, or a torch.profiler file (.json, .json.gz).", show_default=False)
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON instead of the summary.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the report as JSON to this file, too.", metavar="FILE")
+    ] = None,
+    fail_on: Annotated[
+        FailOn | None,
+        typer.Option("--fail-on", help="Exit with 1 when there is a finding of this severity or above."),
+    ] = None,
+) -> int:
+    """Find what limits a recorded run; works on any machine, no GPU needed."""
+    from spikeprof.cli import outputs
+
+    if output is not None:
+        outputs.check(output, outputs.is_json_report)
+    from spikeprof.profiler.importers import open_trace
+    from spikeprof.reports import json_
+    from spikeprof.reports.build import build_report
+
+    report = build_report(open_trace(path), path.name or path.resolve().name)
+    if output is not None:
+        outputs.write(output, json_.encode(report))
+    if as_json:
+        typer.echo(json_.encode(report))
+    else:
+        from rich.console import Console
+
+        from spikeprof.reports.terminal import render_terminal
+
+        render_terminal(report, Console(highlight=False))
+        typer.echo(f"next: spikeprof report {shlex.quote(str(path))} -o report.html")
+    if fail_on is None:
+        return 0
+    from spikeprof.cli.policy import violations
+
+    reasons = violations(report, fail_on.value)
+    for reason in reasons:
+        typer.echo(f"spikeprof: --fail-on {fail_on.value}: {reason}", err=True)
+    return 1 if reasons else 0

@@ -1,0 +1,106 @@
+"""The ``spikeprof`` command: one module per verb, joined here. The only place that prints errors and exits.
+
+A verb is a function that returns an exit code (None = 0) and raises ``SpikeprofError`` for whatever the user
+should be told. Everything heavy is imported inside the verb, so that ``--help`` stays quick.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from spikeprof import __version__
+from spikeprof.cli import analyze, doctor, explain, report
+from spikeprof.profiler.errors import SpikeprofError
+
+EXIT_INTERNAL = 5
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+#: Typer brings its own copy of click in newer versions: take the base class of usage errors from Typer itself.
+_ClickException: Any = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    name="spikeprof",
+    help="GPU profiling and bottleneck diagnosis for LLM inference.",
+    epilog="Start with: spikeprof run -- python your_program.py",
+    add_completion=False,
+    # Plain help: importing rich for it would double the time that --help takes.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("analyze")(analyze.analyze)
+app.command("report")(report.report)
+app.command("doctor")(doctor.doctor)
+app.command("explain")(explain.explain)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"spikeprof {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> int:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        return 2
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line (``sys.argv[1:]`` by default) and exit with its code."""
+    sys.exit(run_command_line(argv))
+
+
+def run_command_line(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; errors become one line on standard error and their exit code."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character gets a "?" instead of a crash
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        code = typer.main.get_command(app).main(
+            args=None if argv is None else list(argv), prog_name="spikeprof", standalone_mode=False
+        )
+        sys.stdout.flush()
+    except SpikeprofError as error:
+        return _fail(str(error), error.exit_code)
+    except _ClickException as error:
+        return _fail(f"{error.format_message()} (see `{_help_of(error)}`)", 2)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # The reader (head, less) went away. Point stdout elsewhere, or the interpreter complains at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except Exception as error:
+        if os.environ.get("SPIKEPROF_DEBUG"):
+            import traceback
+
+            traceback.print_exc()
+        return _fail(
+            f"internal error: {type(error).__name__}: {error} (please report it; SPIKEPROF_DEBUG=1 shows where)",
+            EXIT_INTERNAL,
+        )
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str, code: int) -> int:
+    sys.stderr.write(f"spikeprof: {' '.join(message.split())}\n")
+    return code
+
+
+def _help_of(error: Any) -> str:
+    context = getattr(error, "ctx", None)
+    return f"{context.command_path if context else 'spikeprof'} --help"
