@@ -41,15 +41,15 @@ def analyze(
 
     report = build_report(open_trace(path), path.name or path.resolve().name)
     if output is not None:
-        outputs.write(output, json_.encode(report))
+        json_.write_json(report, output)
     if as_json:
-        typer.echo(json_.encode(report))
+        typer.echo(json_.encode(report), nl=False)
     else:
         from rich.console import Console
 
         from spikeprof.reports.terminal import render_terminal
 
-        render_terminal(report, Console(highlight=False))
+        render_terminal(report, Console())
         typer.echo(f"next: spikeprof report {shlex.quote(str(path))} -o report.html")
     if fail_on is None:
         return 0

@@ -1,4 +1,4 @@
-"""Output files: never over somebody else's file, whole or not at all, readable by their owner only."""
+"""Output files: never over a file that is not ours. How they are written is ``reports/output.py``."""
 
 from __future__ import annotations
 
@@ -52,18 +52,3 @@ def check(path: Path, is_ours: Callable[[Path], bool]) -> None:
         raise OutputError(f"cannot write {path}: {error.strerror}") from error
     if not replaceable:
         raise OutputError(f"{path} is not a spikeprof report and is left as it is: name another file with -o")
-
-
-def write(path: Path, data: bytes) -> None:
-    """Write the file beside its place and rename it. Raises OutputError."""
-    if path.exists() and not path.is_file():  # /dev/stdout, a pipe: nothing to rename onto
-        path.write_bytes(data)
-        return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:  # noqa: PTH123
-            file.write(data)
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise OutputError(f"cannot write {path}: {error.strerror}") from error
