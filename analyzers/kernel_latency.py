@@ -51,7 +51,9 @@ from spikeprof.analyzers.derived import (
     group_codes,
     group_percentile,
     ints,
+    overlap_with,
     sorted_in_groups,
+    total,
     union,
 )
 from spikeprof.profiler.trace import Trace
@@ -61,7 +63,10 @@ _SHAPE = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
 
 
 class _Kernels(NamedTuple):
-    """The kernels with a positive duration: arrays of one element each, and the names behind the codes."""
+    """The kernels that do not end before they start: arrays of one element each, and the names behind the codes.
+
+    Sources that round to microseconds hold kernels of 0 ns: they count as launches.
+    """
 
     rows: Ints  # in the table
     code: Ints  # names[code] is the kernel's name; every code occurs
@@ -110,26 +115,16 @@ class KernelLatency:
         wall = sum(d.wall_ns for d in devices)
         table, order = _by_name(kernels, wall)
         top = order[: self.top_count]
-        tiny = kernels.length < self.tiny_ns
-        metrics = (
-            Metric("kernels_count", len(kernels.rows)),
-            Metric("distinct_kernels_count", len(kernels.names)),
-            Metric("kernel_time_ns", int(kernels.length.sum())),
-            Metric("wall_ns", wall),
-            Metric("busy_ns", sum(d.busy_ns for d in devices)),
-            _share("busy_share", sum(d.busy_ns for d in devices), wall),
-            Metric("tiny_launches_share", float(tiny.mean())),
-            _share("tiny_time_share", int(kernels.length[tiny].sum()), int(kernels.length.sum())),
-        )
+        metrics = (*_metrics(trace, kernels, devices, wall), *self._tiny_metrics(kernels))
         findings = (
-            *self._tiny(kernels, devices),
+            *self._tiny(trace, kernels, devices),
             *self._tails(trace, kernels),
             *self._dominant(kernels, table, int(order[0])),
         )
         tables = {
             "kernels": {name: [values[i] for i in top] for name, values in table.items()},
             "nodes": _by_node(trace, kernels, self.nodes_count),
-            "heatmap": _heatmap(kernels, top, self.bins_count),
+            "heatmap": _heatmap(kernels, top, self.bins_count, devices),
             "devices": _by_device(kernels, devices),
         }
         figures = (
@@ -147,24 +142,38 @@ class KernelLatency:
             figures=figures,
         )
 
-    def _tiny(self, kernels: _Kernels, devices: list[DeviceTime]) -> list[Finding]:
+    def _tiny_metrics(self, kernels: _Kernels) -> list[Metric]:
         tiny = kernels.length < self.tiny_ns
-        launches = float(tiny.mean())
-        time = int(kernels.length[tiny].sum())
-        time_share = time / int(kernels.length.sum())
+        whole = int(kernels.length.sum())
+        share = int(kernels.length[tiny].sum()) / whole if whole else None
+        return [
+            Metric("tiny_launches_share", float(tiny.mean())),
+            Metric("tiny_time_share", share, "" if whole else "all kernels last 0 ns"),
+        ]
+
+    def _tiny(self, trace: Trace, kernels: _Kernels, devices: list[DeviceTime]) -> list[Finding]:
+        launches, time_share = (metric.value or 0.0 for metric in self._tiny_metrics(kernels))
         wall, idle = sum(d.wall_ns for d in devices), sum(d.idle_ns for d in devices)
         idle_share = idle / wall if wall else 0.0
         busy_with_them = time_share >= self.min_tiny_time_share
         if launches < self.min_tiny_launches_share or not (busy_with_them or idle_share >= self.min_idle_share):
             return []
+        tiny = np.flatnonzero(kernels.length < self.tiny_ns)
+        in_graphs = float((trace.column("kernels", "graph_id")[kernels.rows[tiny]] != 0).mean())
         evidence = (
             Evidence("tiny_launches_share", launches, self.min_tiny_launches_share, "min_tiny_launches_share"),
             Evidence("tiny_time_share", time_share, self.min_tiny_time_share, "min_tiny_time_share"),
             Evidence("idle_share", idle_share, self.min_idle_share, "min_idle_share"),
-            Evidence("tiny_kernels_count", int(tiny.sum())),
+            Evidence("tiny_kernels_count", len(tiny)),
+            Evidence("tiny_in_graphs_share", in_graphs),
         )
-        action = "Capture the step in a CUDA graph, or fuse the kernels (torch.compile, fused operators)."
-        return [Finding("many-tiny-kernels", "warning", {}, evidence, action, Saving(time + idle, "total"))]
+        graph = "Capture the step in a CUDA graph, or fuse the kernels (torch.compile, fused operators)."
+        fuse = "Fuse the kernels of the graph (torch.compile, fused operators)."
+        starts = [kernels.start[tiny], *(d.idle.starts for d in devices)]
+        ends = [kernels.end[tiny], *(d.idle.ends for d in devices)]
+        bound = total(union(np.concatenate(starts), np.concatenate(ends)))  # devices idle at once count once
+        action = fuse if in_graphs > 0.5 else graph
+        return [Finding("many-tiny-kernels", "warning", {}, evidence, action, Saving(bound, "total"))]
 
     def _tails(self, trace: Trace, kernels: _Kernels) -> list[Finding]:
         """Per launch shape, so that a kernel used on inputs of several sizes is not called unsteady."""
@@ -173,9 +182,9 @@ class KernelLatency:
         ordered, offsets = sorted_in_groups(codes, kernels.length, count)
         p50, p99 = group_percentile(ordered, offsets, 50), group_percentile(ordered, offsets, 99)
         totals = np.diff(np.append(0, np.cumsum(ordered))[offsets])
-        shares = totals / kernels.length.sum()
+        shares = totals / max(int(totals.sum()), 1)
         samples = np.diff(offsets)
-        long = (samples >= self.min_tail_samples_count) & (p99 > self.tail_ratio * p50)
+        long = (samples >= self.min_tail_samples_count) & (p50 > 0) & (p99 > self.tail_ratio * p50)
         found = np.flatnonzero(long & (shares >= self.min_tail_time_share))
         excess = {g: int(np.maximum(ordered[offsets[g] : offsets[g + 1]] - p50[g], 0).sum()) for g in found.tolist()}
         first = first_of_groups(codes, count)
@@ -214,14 +223,25 @@ class KernelLatency:
         return [Finding("dominant-kernel", "info", scope, evidence, "Study this kernel first.")]
 
 
-def _share(name: str, part: int, whole: int) -> Metric:
-    return Metric(name, part / whole if whole else None, "" if whole else "no recorded window holds GPU work")
+def _metrics(trace: Trace, kernels: _Kernels, devices: list[DeviceTime], wall: int) -> list[Metric]:
+    busy = sum(d.busy_ns for d in devices)
+    why = "" if wall else trace.damaged.get("windows", "no kernel ran in a recorded window")
+    if "memory_ops" not in trace:
+        why = trace.damaged.get("memory_ops", "copies were not recorded, so busy time is not known")
+    return [
+        Metric("kernels_count", len(kernels.rows)),
+        Metric("distinct_kernels_count", len(kernels.names)),
+        Metric("kernel_time_ns", int(kernels.length.sum())),
+        Metric("wall_ns", None if why else wall, why),
+        Metric("busy_ns", None if why else busy, why),
+        Metric("busy_share", None if why else busy / wall, why),
+    ]
 
 
 def _kernels(trace: Trace) -> _Kernels:
     start, end = trace.column("kernels", "start_ns"), trace.column("kernels", "end_ns")
     raw, labels = trace.codes("kernels", "name")
-    rows = np.flatnonzero(end > start)
+    rows = np.flatnonzero(end >= start)
     used, code = np.unique(raw[rows], return_inverse=True)
     device = trace.column("kernels", "device")[rows]
     return _Kernels(
@@ -250,7 +270,7 @@ def _by_name(kernels: _Kernels, wall: int) -> tuple[Columns, Ints]:
         **{f"p{p}_ns": group_percentile(ordered, offsets, p).tolist() for p in (50, 90, 99)},
         "min_ns": ordered[offsets[:-1]].tolist(),
         "max_ns": ordered[offsets[1:] - 1].tolist(),
-        "gpu_time_share": (totals / totals.sum()).tolist(),
+        "gpu_time_share": (totals / max(int(totals.sum()), 1)).tolist(),
         "wall_share": (unions / wall).tolist() if wall else [None] * count,
         "devices_count": np.bincount(name_of_pair, minlength=count).tolist(),
     }
@@ -280,8 +300,11 @@ def _by_node(trace: Trace, kernels: _Kernels, most: int) -> Columns:
     }
 
 
-def _heatmap(kernels: _Kernels, top: Ints, bins: int) -> Columns:
-    """Kernel time per kernel and time bin, in ns; each kernel is shared out exactly over the bins it overlaps."""
+def _heatmap(kernels: _Kernels, top: Ints, bins: int, devices: list[DeviceTime]) -> Columns:
+    """Kernel time per kernel and time bin, in ns; each kernel is shared out exactly over the bins it overlaps.
+
+    Kernels beyond the first are summed up as "other". A bin in which nothing was being recorded has no value.
+    """
     others = len(top) < len(kernels.names)
     row_of_code = np.full(len(kernels.names), len(top))
     row_of_code[top] = np.arange(len(top))
@@ -290,7 +313,7 @@ def _heatmap(kernels: _Kernels, top: Ints, bins: int) -> Columns:
     bins = len(edges) - 1
     rows = len(top) + others
     first = np.searchsorted(edges, kernels.start, side="right") - 1
-    last = np.searchsorted(edges, kernels.end - 1, side="right") - 1
+    last = np.searchsorted(edges, np.maximum(kernels.end - 1, kernels.start), side="right") - 1
     # float64 sums of whole ns are exact below 2**53 ns = 104 days
     busy = np.zeros(rows * bins)
     whole = first == last
@@ -300,11 +323,13 @@ def _heatmap(kernels: _Kernels, top: Ints, bins: int) -> Columns:
     busy += np.bincount(r * bins + t, kernels.end[~whole] - edges[t], minlength=rows * bins)
     through = np.bincount(r * bins + f + 1, minlength=rows * bins) - np.bincount(r * bins + t, minlength=rows * bins)
     busy += (np.cumsum(through.reshape(rows, bins), axis=1) * np.diff(edges)).ravel()
+    measured = sum((overlap_with(edges[:-1], edges[1:], d.measured) for d in devices), ints(np.zeros(bins)))
+    seen = np.tile((measured > 0) | (busy.reshape(rows, bins).sum(axis=0) > 0), rows)
     names = [kernels.names[i] for i in top] + ["other"] * others
     return {
         "kernel": [name for name in names for _ in range(bins)],
         "bin_start_ns": edges[:-1].tolist() * rows,
-        "busy_ns": ints(busy).tolist(),
+        "busy_ns": [ns if here else None for ns, here in zip(ints(busy).tolist(), seen.tolist(), strict=True)],
     }
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_NOTES = "https://docs.nvidia.com/cupti/release-notes/release-notes.html"
-_FORUM = "https://forums.developer.nvidia.com/t/cuda-profiler-tools-interface-cupti-13-4-is-now-available/383026"
+_FORUM = "https://forums.developer.nvidia.com/t/cuda-profiler-tools-interface-cupti"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +29,28 @@ FAULTS: tuple[Fault, ...] = (
         130001,
         "No synchronization records for cudaDeviceSynchronize and cuCtxSynchronize.",
         "the table syncs (host waits are taken from the calls themselves, which are recorded)",
-        f"{_NOTES} (CUDA 13.0 Update 1)",
+        f"{_FORUM}-13-0-is-now-available/341320 (resolved in CUDA 13.0 Update 1)",
     ),
     Fault(
         0,
         130101,
         "Wrong correlation ids of cudaGraphLaunch and its kernels in profiling sessions after the first.",
         "origin of graph kernels and classes of idle time after recording was switched off and on",
-        f"{_NOTES} (CUDA 13.1 Update 1)",
+        "https://docs.nvidia.com/cupti/release-notes/release-notes.html (resolved in CUDA 13.1 Update 1)",
     ),
     Fault(
         0,
         130401,
         "Stale kernel names in activity records after modules were reloaded.",
         "kernel names in programs that unload and reload modules while they run",
-        f"{_FORUM} (CUDA 13.4 Update 1)",
+        f"{_FORUM}-13-4-is-now-available/383026 (resolved in CUDA 13.4 Update 1)",
+    ),
+    Fault(
+        0,
+        130401,
+        "CPU use of activity tracing grows without bound in long recordings.",
+        "time of traced steps and idle time of the host, the later in a long recording the more",
+        f"{_FORUM}-13-4-is-now-available/383026 (resolved in CUDA 13.4 Update 1)",
     ),
 )
 

@@ -62,7 +62,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from spikeprof.analyzers.base import Evidence, Finding, Info, Metric, Result, Rule
-from spikeprof.analyzers.derived import Bools, GpuWork, device_times, gpu_work, group_codes, ints, link, linked_share
+from spikeprof.analyzers.derived import (
+    Bools,
+    GpuWork,
+    device_times,
+    first_of_groups,
+    gpu_work,
+    group_codes,
+    link,
+    linked_share,
+    total,
+)
 from spikeprof.analyzers.libcupti_faults import known_faults
 from spikeprof.profiler.trace import Trace
 
@@ -102,6 +112,7 @@ class Truth:
             *_work_metrics(trace, work),
             *_collector_metrics(trace),
             *_recorded_metrics(trace),
+            *_process_metrics(trace),
         )
         values = {metric.name: metric.value for metric in metrics}
         processes = _processes(trace)
@@ -169,12 +180,13 @@ def _step_metrics(trace: Trace, fewest: int) -> list[Metric]:
         return [Metric(name, None, trace.damaged.get("steps", reason)) for name in names]
     traced = np.asarray(trace.column("steps", "traced"), bool)
     duration = trace.column("steps", "duration_ns")
-    codes, _labels = trace.codes("steps", "kind")
+    codes, _ = trace.codes("steps", "kind")
     settled = _settled(trace, codes, traced)
     counts = [
-        (int((settled & (codes == k) & ~traced).sum()), int((settled & (codes == k) & traced).sum()))
-        for k in np.unique(codes)
+        [int((settled & (codes == kind) & (traced == state)).sum()) for state in (False, True)]
+        for kind in np.unique(codes)
     ]
+    # One kind only: steps of different kinds are different work. The one with the most of both.
     best = max(range(len(counts)), key=lambda i: min(counts[i]), default=None)
     untraced_count, traced_count = (0, 0) if best is None else counts[best]
     if best is not None:
@@ -212,7 +224,7 @@ def _work_metrics(trace: Trace, work: GpuWork) -> list[Metric]:
     """How many kernels, and the time in which devices worked: a union per device, added over devices."""
     missing = "kernels" not in trace
     reason = trace.damaged.get("kernels", "kernels were not recorded") if missing else ""
-    busy = sum(int((t.busy.ends - t.busy.starts).sum()) for t in device_times(trace, work))
+    busy = sum(total(t.busy) for t in device_times(trace, work))
     return [
         Metric("kernels_count", None if missing else trace.table("kernels").num_rows, reason),
         Metric("gpu_time_ns", None if missing else busy, reason),
@@ -242,20 +254,33 @@ def _recorded_metrics(trace: Trace) -> list[Metric]:
 
 def _unmeasured_windows(trace: Trace) -> Columns:
     """Windows that were not recorded, by state and reason; the longest total first."""
-    columns: Columns = {"state": [], "reason": [], "total_ns": [], "windows_count": []}
+    columns = ("state", "reason", "total_ns", "windows_count")
     if "windows" not in trace:
-        return columns
+        return {name: [] for name in columns}
     (states, state_names), (reasons, reason_names) = trace.codes("windows", "state"), trace.codes("windows", "reason")
-    length = ints(trace.column("windows", "end_ns") - trace.column("windows", "start_ns"))
-    rows = []
-    for state, reason in {*zip(states.tolist(), reasons.tolist(), strict=True)}:
-        mine = (states == state) & (reasons == reason)
-        if state_names[state] != "traced":
-            rows.append((state_names[state], reason_names[reason], int(length[mine].sum()), int(mine.sum())))
-    for row in sorted(rows, key=lambda r: (-r[2], r)):
-        for column, value in zip(columns.values(), row, strict=True):
-            column.append(value)
-    return columns
+    length = trace.column("windows", "end_ns") - trace.column("windows", "start_ns")
+    groups, count = group_codes(states, reasons)
+    totals = np.bincount(groups, length, minlength=count).tolist()
+    counts = np.bincount(groups, minlength=count).tolist()
+    rows = [
+        (state_names[states[i]], reason_names[reasons[i]], int(totals[group]), counts[group])
+        for group, i in enumerate(first_of_groups(groups, count).tolist())
+        if state_names[states[i]] != "traced"
+    ]
+    rows.sort(key=lambda row: (-row[2], row))
+    return {name: [row[i] for row in rows] for i, name in enumerate(columns)}
+
+
+def _process_metrics(trace: Trace) -> list[Metric]:
+    """How many processes there were, and how many of those that may use the GPU were not recorded."""
+    if "processes" not in trace:
+        reason = trace.damaged.get("processes", "the source of this trace does not list processes")
+        return [Metric(name, None, reason) for name in ("processes_count", "processes_not_traced_count")]
+    status = trace.table("processes").column("status").to_pylist()
+    return [
+        Metric("processes_count", len(status)),
+        Metric("processes_not_traced_count", sum(s == "not_traced" for s in status)),
+    ]
 
 
 def _processes(trace: Trace) -> Columns:

@@ -1,7 +1,7 @@
 """Arithmetic on sets of half-open intervals ``[start, end)``, int64 nanoseconds, vectorised.
 
 A *set* is a ``Spans``: disjoint, sorted, no empty interval, and no two that touch. ``union`` makes one
-of anything; all other functions take sets and return sets. Analyzers reach these through ``derived``.
+of anything; all other functions take sets and return sets.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from spikeprof.profiler.errors import DamagedTrace
 
 Ints = npt.NDArray[np.int64]
+Integers = npt.NDArray[np.integer]
 Bools = npt.NDArray[np.bool_]
 
 #: Bounds of the number line: far beyond any time, with room to subtract without overflow.
@@ -141,6 +142,6 @@ class Lanes(NamedTuple):
             )
         return cls(low, stride)
 
-    def shift(self, groups: npt.NDArray[np.integer]) -> Ints:
+    def shift(self, groups: Integers) -> Ints:
         """What to add to a time of each group."""
         return groups.astype(np.int64) * self.stride - self.base

@@ -1,16 +1,4 @@
-"""What several analyzers derive from a trace: busy and measured time, origin of GPU work, groups.
-
-Definitions, the same in every analyzer:
-
-* **GPU work**: rows of ``kernels`` and ``memory_ops`` whose end is after their start.
-* **busy**: the union of the GPU work of one device, over all processes and streams. Never a sum.
-* **measured**: the time in which a device's processes were being recorded: traced windows of any process
-  that has work on the device, less the windows in which such a process was alive but not recorded.
-  Idle time outside of it is not known, and is never counted as idle.
-* **active**: per measured window, the stretch from its first to its last GPU work; its length is the *wall*
-  that idle and busy shares refer to. The start-up and the rest before and after are not idle time.
-* **origin**: the call that launched a piece of work, found by (rank, correlation id).
-"""
+"""GPU work, measured and busy time, and the calls that launched work. Definitions: ``derived/__init__.py``."""
 
 from __future__ import annotations
 
@@ -18,62 +6,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
-from spikeprof.analyzers.intervals import (
+from spikeprof.analyzers.derived.groups import encoded
+from spikeprof.analyzers.derived.intervals import (
     EMPTY,
     Bools,
+    Integers,
     Ints,
-    Lanes,
     Spans,
-    bin_edges,
-    complement,
     hulls,
-    intersect,
     ints,
-    overlap_with,
-    parts,
     subtract,
     total,
     union,
 )
 from spikeprof.profiler.schema import GPU_WORK_TABLES
 from spikeprof.profiler.trace import Trace
-
-__all__ = [
-    "CALL_KINDS",
-    "EMPTY",
-    "Bools",
-    "DeviceTime",
-    "GpuWork",
-    "Integers",
-    "Ints",
-    "Lanes",
-    "Spans",
-    "bin_edges",
-    "call_kinds",
-    "complement",
-    "device_times",
-    "first_of_groups",
-    "gpu_work",
-    "group_codes",
-    "group_percentile",
-    "hulls",
-    "intersect",
-    "ints",
-    "link",
-    "linked_share",
-    "measured_spans",
-    "overlap_with",
-    "parts",
-    "sorted_in_groups",
-    "subtract",
-    "total",
-    "union",
-]
-
-Integers = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +141,7 @@ def link(trace: Trace, work: GpuWork) -> Ints:
     call_rank, call_id = trace.column("runtime_calls", "rank"), trace.column("runtime_calls", "correlation_id")
     ids = np.concatenate([call_id, work.correlation])
     if int(ids.max()) - int(ids.min()) >= 2**40:  # ids made of hashes: number them instead
-        ids = _encoded(ids)
+        ids = encoded(ids)
     low, stride = int(ids.min()), int(ids.max()) - int(ids.min()) + 1
     calls = call_rank.astype(np.int64) * stride + (ids[: len(call_id)] - low)
     wanted = work.rank.astype(np.int64) * stride + (ids[len(call_id) :] - low)
@@ -218,7 +166,8 @@ def call_kinds(names: Iterable[str]) -> Ints:
     """Each call name's place in ``CALL_KINDS``.
 
     A copy that is not ``…Async`` makes the host wait: it counts as a synchronisation, like
-    ``cudaStreamSynchronize``. Works on CUDA runtime, CUDA driver and HIP names, with or without suffixes.
+    ``cudaStreamSynchronize``. A memset moves no data of the host's: it counts as a launch. Works on CUDA runtime,
+    CUDA driver and HIP names, with or without suffixes.
     """
     return ints([CALL_KINDS.index(_call_kind(name)) for name in names])
 
@@ -226,55 +175,8 @@ def call_kinds(names: Iterable[str]) -> Ints:
 def _call_kind(name: str) -> str:
     if "Synchronize" in name:
         return "sync"
-    if "Launch" in name:
+    if "Launch" in name or "Memset" in name:
         return "launch"
-    if "Memcpy" in name or "Memset" in name or "MemPrefetch" in name:
-        waits = "Memcpy" in name and "Async" not in name and "Batch" not in name
-        return "sync" if waits else "copy"
+    if "Memcpy" in name or "MemPrefetch" in name:
+        return "copy" if "Async" in name else "sync"
     return "other"
-
-
-def _encoded(values: npt.NDArray[np.integer]) -> Ints:
-    """Equal values numbered alike from 0, in order of appearance. By hashing: cheaper than a sort."""
-    return ints(pa.array(values).dictionary_encode().indices.to_numpy())
-
-
-def group_codes(*columns: npt.NDArray[np.integer]) -> tuple[Ints, int]:
-    """Number the distinct combinations of the columns from 0: (number per row, how many)."""
-    codes = _encoded(columns[0])
-    for column in columns[1:]:
-        more = _encoded(column)
-        codes = _encoded(codes * (int(more.max(initial=0)) + 1) + more)
-    return codes, int(codes.max(initial=-1)) + 1
-
-
-def first_of_groups(codes: Ints, count: int) -> Ints:
-    """The first row of each group (numbered from 0, none empty)."""
-    first = np.empty(count, np.int64)
-    first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
-    return first
-
-
-def sorted_in_groups(codes: npt.NDArray[np.integer], values: Ints, count: int) -> tuple[Ints, Ints]:
-    """Values ascending within each group, group behind group; and ``count + 1`` offsets of the groups.
-
-    ``values`` must not be negative.
-    """
-    stride = int(values.max(initial=0)) + 1
-    if stride * max(count, 1) < 2**62:  # one sort of one number is several times faster than a lexsort
-        keys = codes.astype(np.int64) * stride + values
-        keys.sort()
-        ordered = keys % stride
-    else:
-        ordered = values[np.lexsort((values, codes))]
-    return ordered, np.append(0, np.cumsum(np.bincount(codes, minlength=count)))
-
-
-def group_percentile(ordered: Ints, offsets: Ints, percent: int) -> Ints:
-    """The nearest-rank percentile of each group: the smallest value that ``percent`` % of the values do not exceed.
-
-    It is always a value that occurred: element ``ceil(percent / 100 * n)`` of the n values in order. Groups
-    must not be empty.
-    """
-    counts = np.diff(offsets)
-    return ints(ordered[offsets[:-1] + (counts * percent + 99) // 100 - 1])

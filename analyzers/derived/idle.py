@@ -1,0 +1,194 @@
+"""Idle time cut into classes of cause, each nanosecond in exactly one.
+
+A gap is one stretch of idle time of one device. The piece of work that ends it, and the call that launched that
+work, decide whose time it was:
+
+* ``cupti_overhead``: CUPTI's own overhead records of that process overlap it (driver work that CUPTI only
+  reports, such as module loading, does not count);
+* ``device``, ``dependency``: the launching call had returned before the gap began, so the work was queued and
+  the GPU itself was late: ``device`` behind work of the same stream or within one graph replay, ``dependency``
+  behind work of another stream or a copy;
+* otherwise the host was late. Up to the start of the launching call, by what the launching thread was in:
+  ``sync`` (a call that waits for the GPU), ``memcpy`` (a call that enqueues a copy), ``launch`` (a call that
+  launches, or the time between two enqueueing calls at most ``dispatch_limit_ns`` apart), ``host`` (anything
+  else). From the start of the launching call on: ``memcpy`` when it copies, else ``launch``;
+* ``unknown``: the launching call is not known.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from spikeprof.analyzers.derived.groups import group_codes
+from spikeprof.analyzers.derived.intervals import (
+    EMPTY,
+    Bools,
+    Integers,
+    Ints,
+    Lanes,
+    Spans,
+    complement,
+    ints,
+    parts,
+    union,
+)
+from spikeprof.analyzers.derived.work import CALL_KINDS, DeviceTime, GpuWork, call_kinds
+from spikeprof.profiler.trace import Trace
+
+#: Every class of idle time, in the order in which figures stack them.
+CLASSES = ("launch", "sync", "memcpy", "host", "dependency", "device", "cupti_overhead", "unknown")
+
+#: Kinds of CUPTI overhead records that tell of the driver's time, not of the profiler's.
+DRIVER_KINDS = ("driver_compiler", "runtime_triggered_module_loading", "lazy_function_loading", "command_buffer_full")
+
+
+class Gaps(NamedTuple):
+    """The gaps of all devices, device by device, ascending: one element each."""
+
+    start: Ints
+    end: Ints
+    device: Ints
+    before: Ints  # in GpuWork: what ended last before the gap
+    after: Ints  # in GpuWork: what ends the gap
+    call_before: Ints  # in runtime_calls: what launched the former; -1 = unknown
+    call: Ints  # in runtime_calls: what launched the latter; -1 = unknown
+
+
+class Pieces(NamedTuple):
+    """Parts of gaps. ``gap`` is the index of the gap that each part is of."""
+
+    start: Ints
+    end: Ints
+    gap: Ints
+
+
+def find_gaps(work: GpuWork, devices: list[DeviceTime], calls: Ints) -> Gaps:
+    """Every stretch of idle time. ``calls`` is the launching call of each piece of work, from ``link``."""
+    columns: list[list[Ints]] = [[], [], [], [], []]
+    for time in devices:
+        mine = np.flatnonzero(work.device == time.device)
+        reach = np.maximum.accumulate(work.end[mine])
+        latest = np.maximum.accumulate(np.where(work.end[mine] == reach, np.arange(len(mine)), 0))
+        place = np.searchsorted(work.start[mine], time.idle.ends, side="left")
+        device = np.full(len(place), time.device)
+        for column, values in zip(columns, (*time.idle, device, mine[latest[place - 1]], mine[place]), strict=True):
+            column.append(values)
+    start, end, device, before, after = (np.concatenate(column) for column in columns)
+    return Gaps(start, end, device, before, after, calls[before], calls[after])
+
+
+def _cut(pieces: Pieces, shift: Ints, spans: Spans) -> tuple[Pieces, Pieces]:
+    """Pieces inside and outside of a set laid out in lanes; ``shift`` leads each gap to its lane."""
+    move = shift[pieces.gap]
+
+    def within(those: Spans) -> Pieces:
+        start, end, source = parts(pieces.start + move, pieces.end + move, those)
+        return Pieces(start - move[source], end - move[source], pieces.gap[source])
+
+    return within(spans), within(complement(spans))
+
+
+def _clip(pieces: Pieces, low: Ints, high: Ints) -> Pieces:
+    """What of each piece lies in its gap's ``[low, high)``."""
+    start, end = np.maximum(pieces.start, low[pieces.gap]), np.minimum(pieces.end, high[pieces.gap])
+    kept = end > start
+    return Pieces(start[kept], end[kept], pieces.gap[kept])
+
+
+def _of(pieces: Pieces, chosen: Bools) -> Pieces:
+    """The pieces of the chosen gaps (a bool per gap)."""
+    kept = chosen[pieces.gap]
+    return Pieces(pieces.start[kept], pieces.end[kept], pieces.gap[kept])
+
+
+def classify(trace: Trace, work: GpuWork, gaps: Gaps, limit_ns: int) -> dict[str, Pieces]:
+    """Cut every gap into pieces of one class each: the pieces of each of ``CLASSES``. Needs ``runtime_calls``.
+
+    ``limit_ns`` is the longest time between two enqueueing calls that still counts as launching.
+    """
+    whole = Pieces(gaps.start, gaps.end, np.arange(len(gaps.start)))
+    overhead, rest = _cut(whole, *_overheads(trace, work.rank[gaps.after], gaps))
+    known = gaps.call >= 0
+    launch_start = _of_calls(trace.column("runtime_calls", "start_ns"), gaps)
+    launch_end = _of_calls(trace.column("runtime_calls", "end_ns"), gaps)
+    before, after = gaps.before, gaps.after
+    same_stream = (
+        (work.rank[before] == work.rank[after])
+        & (work.context[before] == work.context[after])
+        & (work.stream[before] == work.stream[after])
+    )
+    replay = known & (gaps.call == gaps.call_before) & (work.graph[after] != 0)
+    queued = known & ((launch_end <= gaps.start) | replay)
+    inline = replay | (same_stream & ~work.is_copy[before])
+    late = known & ~queued
+    middle = np.clip(launch_start, gaps.start, gaps.end)
+    host = _clip(_of(rest, late), gaps.start, middle)
+    waiting = _clip(_of(rest, late), middle, gaps.end)
+    kinds = _kinds(trace)
+    copying = np.isin(_of_calls(kinds, gaps), [CALL_KINDS.index("copy"), CALL_KINDS.index("sync")])
+    shift, sets = _host_calls(trace, gaps, kinds, limit_ns)
+    sync, host = _cut(host, shift, sets["sync"])
+    copy, host = _cut(host, shift, sets["copy"])
+    dispatch, host = _cut(host, shift, sets["launch"])
+    launch, memcpy = _join(dispatch, _of(waiting, ~copying)), _join(copy, _of(waiting, copying))
+    found = (launch, sync, memcpy, host, _of(rest, queued & ~inline), _of(rest, queued & inline), overhead)
+    return dict(zip(CLASSES, (*found, _of(rest, ~known)), strict=True))
+
+
+def following(pieces: Pieces, others: Pieces) -> Pieces:
+    """Those of the pieces whose gap also holds a piece of ``others``."""
+    kept = np.isin(pieces.gap, others.gap)
+    return Pieces(pieces.start[kept], pieces.end[kept], pieces.gap[kept])
+
+
+def _join(a: Pieces, b: Pieces) -> Pieces:
+    return Pieces(*(np.concatenate(pair) for pair in zip(a, b, strict=True)))
+
+
+def _of_calls(column: Ints, gaps: Gaps) -> Ints:
+    """A column of ``runtime_calls`` for the call behind each gap; anything where that is unknown."""
+    return np.append(column, 0)[gaps.call]
+
+
+def _kinds(trace: Trace) -> Ints:
+    """The kind of every call, as its place in ``CALL_KINDS``."""
+    codes, labels = trace.codes("runtime_calls", "name")
+    return call_kinds(labels)[codes] if labels else ints([])
+
+
+def _overheads(trace: Trace, rank: Integers, gaps: Gaps) -> tuple[Ints, Spans]:
+    """CUPTI's own time, in one lane per rank: (shift per gap, set)."""
+    if "overheads" not in trace:
+        return np.zeros(len(rank), np.int64), EMPTY
+    codes, labels = trace.codes("overheads", "kind")
+    own = [i for i, label in enumerate(labels) if label.lower().replace(" ", "_") not in DRIVER_KINDS]
+    rows = np.flatnonzero(np.isin(codes, own))
+    start, end = trace.column("overheads", "start_ns")[rows], trace.column("overheads", "end_ns")[rows]
+    groups, count = group_codes(np.concatenate([trace.column("overheads", "rank")[rows], rank]))
+    lanes = Lanes.of(count, start, end, gaps.start, gaps.end)
+    shift = lanes.shift(groups)
+    return shift[len(rows) :], union(start + shift[: len(rows)], end + shift[: len(rows)])
+
+
+def _host_calls(trace: Trace, gaps: Gaps, kind: Ints, limit_ns: int) -> tuple[Ints, dict[str, Spans]]:
+    """What launching threads were in, in one lane per thread: (shift per gap, set per kind of call)."""
+    start, end = trace.column("runtime_calls", "start_ns"), trace.column("runtime_calls", "end_ns")
+    threads, count = group_codes(trace.column("runtime_calls", "rank"), trace.column("runtime_calls", "thread_id"))
+    lanes = Lanes.of(count, start, end, gaps.start, gaps.end)
+    rows = np.flatnonzero(kind)
+    shift = lanes.shift(threads[rows])
+    start, end, kind = start[rows] + shift, end[rows] + shift, kind[rows]
+    order = np.argsort(start, kind="stable")
+    start, end, kind = start[order], end[order], kind[order]
+    sets = {name: union(start[kind == i], end[kind == i]) for i, name in enumerate(CALL_KINDS)}
+    # Between two enqueueing calls in a row the thread was on its way to the next launch.
+    reach = np.maximum.accumulate(end)
+    enqueues = np.isin(kind, [CALL_KINDS.index("launch"), CALL_KINDS.index("copy")])
+    chained = np.flatnonzero(enqueues[:-1] & enqueues[1:] & (start[1:] - reach[:-1] <= limit_ns))
+    launches = sets["launch"]
+    sets["launch"] = union(
+        np.concatenate([launches.starts, reach[chained]]), np.concatenate([launches.ends, start[chained + 1]])
+    )
+    return _of_calls(lanes.shift(threads), gaps), sets
