@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -98,7 +98,7 @@ class Trace:
     def restricted(self, names: Iterable[str]) -> Trace:
         """The same trace showing only the named tables: an analyzer never sees what it did not declare."""
         wanted = set(names)
-        kept = {n: (lambda n=n: self.table(n)) for n in self.tables if n in wanted}
+        kept = {name: partial(self.table, name) for name in self.tables if name in wanted}
         return replace(self, tables=MappingProxyType(kept))
 
     def narrowed(self, start_ns: int, end_ns: int) -> Trace:
@@ -106,12 +106,11 @@ class Trace:
         kept: dict[str, pa.Table | Callable[[], pa.Table]] = {}
         for name in self.tables:
             key = next((c for c in ("start_ns", "t_ns") if c in TABLES[name].arrow.names), None)
-            kept[name] = (
-                (lambda n=name, k=key: _between(self.table(n), k, start_ns, end_ns)) if key else self.tables[name]
-            )
+            kept[name] = partial(_between, self, name, key, start_ns, end_ns) if key else self.tables[name]
         return replace(self, tables=MappingProxyType(kept))
 
 
-def _between(table: pa.Table, key: str, start_ns: int, end_ns: int) -> pa.Table:
+def _between(trace: Trace, name: str, key: str, start_ns: int, end_ns: int) -> pa.Table:
+    table = trace.table(name)
     times = table.column(key)
     return table.filter(pc.and_(pc.greater_equal(times, start_ns), pc.less(times, end_ns)))

@@ -1,0 +1,1 @@
+"""Spool files to tables: decode raw records, name kernels, map devices, correlate, write the trace."""

@@ -1,0 +1,295 @@
+"""One Agent per process: decides when CUPTI records, and survives whatever the program does.
+
+What is recorded at a moment follows from a few independent conditions, each set by its own part::
+
+    stopped  budget used up, disk full, supervisor gone, fault    for good
+    yielded  another profiler runs in this process                guests.py
+    off      outside --capture-range or the on-part of --window   graphs.py, tick()
+    clean    steps timed without tracing (--clean-steps)          steps.py
+    traced   none of the above
+
+Every change is written to the spool as a window, so that a report can say what was not measured and why.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import json
+import os
+import sys
+import threading
+import time
+
+from . import ENV_CONTROL, ENV_OPTIONS, ENV_SPOOL, cupti
+from .control import Control
+from .spool import BUFFER_BYTES, Spool, SpoolFull
+
+#: Conditions in order of precedence.
+_STATES = ("stopped", "yielded", "off", "clean")
+
+FLUSH_PERIOD_MS = 100
+
+
+class Options:
+    """Recording options from the environment; every field has the default of "record all"."""
+
+    def __init__(self, text):
+        given = json.loads(text or "{}")
+        self.max_bytes = int(given.get("max_bytes", 0))
+        self.max_seconds = float(given.get("max_seconds", 0))
+        self.window = given.get("window")  # [seconds on, seconds off]
+        self.capture_range = bool(given.get("capture_range"))
+        self.clean_steps = int(given.get("clean_steps", 0))
+        self.graph_nodes = bool(given.get("graph_nodes", True))
+        self.libcupti = given.get("libcupti")
+
+
+class Agent:
+    """Recording in this process. All methods are safe to call from any thread and never raise."""
+
+    def __init__(self):
+        self.options = Options(os.environ.get(ENV_OPTIONS))
+        self.spool = Spool(os.environ[ENV_SPOOL], self.options.max_bytes)
+        self.cupti = None
+        self._lock = threading.RLock()
+        self._conditions = {}  # state -> reason
+        self._state = None
+        self._registered = False
+        self._activated = False
+        self._began = 0.0
+        self._control = None
+        self._parts = []  # graphs, steps: objects with start(), pause(), resume(), finish()
+        self._finished = False
+        self._said_hello = False
+        self._entered = None
+        self._callbacks = ()
+        self._say_hello()
+        atexit.register(self.finish)
+        os.register_at_fork(after_in_child=self._forked)
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def activate(self):
+        """Start recording: called at the process's first CUDA use."""
+        with self._lock:
+            if self._activated:
+                return
+            self._activated = True
+            began = time.perf_counter_ns()
+            self._say_hello()
+            try:
+                self._finish_in_workers()
+                self.cupti = cupti.Cupti(self.options.libcupti)
+                self._began = time.monotonic()
+                if self.options.capture_range:
+                    self._conditions["off"] = "before cudaProfilerStart"
+                self._start_parts()
+                self._apply()
+                self._control = Control(self, os.environ.get(ENV_CONTROL))
+                self._control.start()
+            except Exception as error:
+                self.fault("activate", error)
+            self.spool.event(
+                ev="activated",
+                libcupti=getattr(self.cupti, "path", None),
+                version=self._version(),
+                torch=getattr(sys.modules.get("torch"), "__version__", None),
+                cost_ns=time.perf_counter_ns() - began,
+            )
+
+    def finish(self):
+        """Flush and say farewell: the program is about to end."""
+        with self._lock:
+            if self._finished or self.cupti is None:
+                return
+            self._finished = True
+            began = time.perf_counter_ns()
+            try:
+                for part in self._parts:
+                    part.finish()
+                if self._state == "traced":
+                    self.cupti.flush(forced=True)
+                    self.cupti.flush_period(0)
+                    self.cupti.disable()
+                self._count_dropped()
+                self._enter("stopped", "the program ended")
+            except Exception as error:
+                self.fault("finish", error)
+            control = self._control
+            self.spool.event(ev="finished", cost_ns=time.perf_counter_ns() - began)
+        if control is not None:  # outside the lock: its thread may need it
+            control.farewell()
+
+    def stop(self, reason):
+        """Stop recording for good; the program goes on."""
+        self.set_condition("stopped", reason)
+
+    def fault(self, where, error):
+        """A fault of ours: note it, stop recording, keep the program."""
+        self.spool.event(ev="fault", where=where, text="%s: %s" % (type(error).__name__, error))
+        try:
+            self.stop("fault in %s: %s" % (where, error))
+        except Exception:
+            pass
+
+    # -- what is recorded when ----------------------------------------------------------------
+
+    def set_condition(self, state, reason):
+        """Set (reason) or clear (None) one condition and start or stop CUPTI accordingly."""
+        with self._lock:
+            if self._conditions.get(state) == reason:
+                return
+            if reason is None:
+                self._conditions.pop(state, None)
+            else:
+                self._conditions[state] = reason
+            if self.cupti is None:  # remembered for activate()
+                return
+            try:
+                self._apply()
+            except Exception as error:
+                self.spool.event(ev="fault", where="apply", text=str(error))
+                self._conditions["stopped"] = "fault: %s" % error
+                self._enter("stopped", self._conditions["stopped"])
+
+    def tick(self):
+        """Act on clocks: budget of seconds, duty windows. Returns seconds until the next look, None = never."""
+        if not self._activated or "stopped" in self._conditions:
+            return None
+        waits = []
+        age = time.monotonic() - self._began
+        if self.options.max_seconds:
+            if age >= self.options.max_seconds:
+                self.stop("--max-seconds %g reached" % self.options.max_seconds)
+                return None
+            waits.append(self.options.max_seconds - age)
+        if self.options.window:
+            on, off = self.options.window
+            position = age % (on + off)
+            self.set_condition("off", None if position < on else "--window")
+            waits.append(on - position if position < on else on + off - position)
+        return min(waits) if waits else None
+
+    def _apply(self):
+        state = next((s for s in _STATES if s in self._conditions), "traced")
+        if state == self._state and state != "traced":
+            self._enter(state, self._conditions[state])
+            return
+        was, self_traced = self._state, state == "traced"
+        if self_traced and was != "traced":
+            self._record(fresh=was in (None, "yielded"))
+        elif was == "traced":
+            self._pause(state)
+        if state == "yielded":
+            for part in self._parts:
+                part.pause()
+            self._registered = False
+        elif was == "yielded":
+            for part in self._parts:
+                part.resume()
+        self._enter(state, self._conditions.get(state, ""))
+
+    def _record(self, fresh):
+        if fresh or not self._registered:
+            self._callbacks = (cupti.REQUEST_TYPE(self._requested), cupti.COMPLETE_TYPE(self._completed))
+            self.cupti.register(*self._callbacks)
+            self._registered = True
+        refused = self.cupti.enable()
+        self.cupti.flush_period(FLUSH_PERIOD_MS)
+        if refused:
+            self.spool.event(ev="refused", what=refused)
+
+    def _pause(self, state):
+        if state in ("yielded", "stopped"):
+            # Whoever comes next must find CUPTI empty-handed; a clean or off window may be flushed later.
+            self.cupti.flush(forced=False)
+        self.cupti.disable()
+        self._count_dropped()
+
+    def _enter(self, state, reason):
+        if (state, reason) != self._entered:
+            self._entered = (state, reason)
+            self.spool.event(ev="window", state=state, reason=reason)
+        self._state = state
+
+    def _count_dropped(self):
+        try:
+            dropped = self.cupti.dropped()
+        except cupti.CuptiError:
+            return
+        if dropped:
+            self.spool.event(ev="dropped", records=dropped)
+
+    # -- CUPTI's callbacks: no exception may leave them -----------------------------------------
+
+    def _requested(self, buffer_at, size_at, records_at):
+        address = 0
+        try:
+            address = self.spool.lend()
+        except Exception:
+            pass
+        ctypes.c_void_p.from_address(buffer_at).value = address
+        ctypes.c_size_t.from_address(size_at).value = BUFFER_BYTES if address else 0
+        ctypes.c_size_t.from_address(records_at).value = 0
+
+    def _completed(self, _context, _stream, buffer, _size, valid):
+        try:
+            self.spool.take(buffer, valid)
+        except SpoolFull as full:
+            # Disabling from inside CUPTI's worker could wait for itself: let another thread do it.
+            threading.Thread(target=self.stop, args=(str(full),), daemon=True).start()
+        except Exception as error:
+            self.spool.event(ev="fault", where="buffer", text=str(error))
+
+    # -- parts and process --------------------------------------------------------------------
+
+    def _start_parts(self):
+        from . import graphs, steps
+
+        if self.options.graph_nodes or self.options.capture_range:
+            self._parts.append(graphs.Subscription(self))
+        if self.options.clean_steps:
+            self._parts.append(steps.Steps(self))
+        for part in self._parts:
+            part.start()
+
+    def compiler_came(self):
+        """torch's compiler is being loaded: no Python hook of ours may end up in a compiled frame's guards."""
+        for part in self._parts:
+            part.compiler_came()
+
+    def _finish_in_workers(self):
+        """multiprocessing's children leave through os._exit, past atexit, but run their own finalizers."""
+        util = sys.modules.get("multiprocessing.util")
+        if util is not None:
+            util.Finalize(None, self.finish, exitpriority=-100)
+
+    def _version(self):
+        try:
+            return self.cupti.version()
+        except Exception:
+            return None
+
+    def _say_hello(self):
+        if self._said_hello:
+            return
+        self._said_hello = True
+        self.spool.event(
+            ev="hello",
+            pid=os.getpid(),
+            ppid=os.getppid(),
+            argv=getattr(sys, "orig_argv", sys.argv)[:64],
+            python="%d.%d.%d" % sys.version_info[:3],
+            rank=os.environ.get("RANK"),
+        )
+
+    def _forked(self):
+        """In a forked child: nothing of the parent's recording may be touched, its own may begin."""
+        self._lock = threading.RLock()
+        self.spool = Spool(os.environ.get(ENV_SPOOL, self.spool.folder), self.options.max_bytes)
+        self._conditions, self._state, self._parts, self._control = {}, None, [], None
+        self._registered, self._entered, self._said_hello, self._finished = False, None, False, False
+        self.cupti = None
+        # _activated stays: CUDA cannot be used in a child that was forked after its initialisation,
+        # with or without us, and loading CUPTI there would only add to the confusion.

@@ -1,0 +1,195 @@
+"""Find and drive the one libcupti of this process, through ctypes.
+
+A second copy of the library in a process breaks both (PLATFORM: error 39), so the copy that is loaded
+already is taken first, then the one that the program's own packages would load.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import os
+import sys
+
+from . import cbids
+
+KIND_MEMCPY, KIND_MEMSET, KIND_DRIVER, KIND_RUNTIME, KIND_DEVICE = 1, 2, 4, 5, 8
+KIND_KERNEL, KIND_OVERHEAD, KIND_MEMCPY_PEER, KIND_SYNC = 10, 17, 22, 38
+
+#: GPU work, waits and CUPTI's own cost. Calls are enabled one by one, see ``cbids``.
+KINDS = (KIND_DEVICE, KIND_KERNEL, KIND_MEMCPY, KIND_MEMCPY_PEER, KIND_MEMSET, KIND_SYNC, KIND_OVERHEAD)
+
+DOMAIN_DRIVER_API, DOMAIN_RUNTIME_API, DOMAIN_RESOURCE = 1, 2, 3
+
+FLUSH_FORCED = 1
+
+REQUEST_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+COMPLETE_TYPE = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t
+)
+CALLBACK_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p)
+
+
+class CuptiError(Exception):
+    """A CUPTI call failed; the message names the call and CUPTI's reason."""
+
+
+def loaded_library():
+    """Path of the libcupti that this process has mapped, or None."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            for line in maps:
+                path = line.rstrip("\n").split(" ", 5)[-1].strip()
+                if os.path.basename(path).startswith("libcupti.so"):
+                    return path
+    except OSError:
+        pass
+    return None
+
+
+def library_candidates(paths=None):
+    """Where a libcupti may lie, best first: packages beside torch, CUDA_HOME, the system, the loader's name."""
+    for entry in sys.path if paths is None else paths:
+        for pattern in ("nvidia/cu[0-9]*/lib", "nvidia/cuda_cupti/lib"):
+            for path in sorted(glob.glob(os.path.join(entry or ".", pattern, "libcupti.so*")), reverse=True):
+                yield path
+    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
+    for home in filter(None, homes):
+        for folder in ("extras/CUPTI/lib64", "lib64"):
+            for path in sorted(glob.glob(os.path.join(home, folder, "libcupti.so*")), reverse=True):
+                yield path
+    for name in ("libcupti.so.13", "libcupti.so.12", "libcupti.so"):
+        yield name
+
+
+def open_library(override=None):
+    """(library, path) of this process's libcupti. Raises CuptiError when there is none."""
+    tried = []
+    for path in [override] if override else _not_none([loaded_library()], library_candidates()):
+        try:
+            return ctypes.CDLL(path), path
+        except OSError as error:
+            tried.append(str(error))
+    raise CuptiError("no libcupti found (%s)" % (tried[-1] if tried else "no candidate"))
+
+
+def _not_none(first, rest):
+    for path in first:
+        if path:
+            yield path
+    for path in rest:
+        yield path
+
+
+class Cupti:
+    """The calls that the agent needs. Every method raises CuptiError with the call's name."""
+
+    def __init__(self, override=None):
+        self._lib, self.path = open_library(override)
+        self._keep = []  # callback objects: CUPTI holds bare pointers to them
+        self._subscriber = ctypes.c_void_p()
+
+    def version(self):
+        """cuptiGetVersion, e.g. 130001."""
+        value = ctypes.c_uint32()
+        self._call("cuptiGetVersion", ctypes.byref(value))
+        return value.value
+
+    def timestamp(self):
+        """cuptiGetTimestamp in ns."""
+        value = ctypes.c_uint64()
+        self._call("cuptiGetTimestamp", ctypes.byref(value))
+        return value.value
+
+    def register(self, request, complete):
+        """Give CUPTI the two buffer callbacks (made with REQUEST_TYPE and COMPLETE_TYPE)."""
+        self._keep[:] = [request, complete]
+        self._call("cuptiActivityRegisterCallbacks", request, complete)
+
+    def enable(self):
+        """Start recording. Returns {what: why} for the parts that this libcupti or GPU refuses."""
+        refused = {}
+        for kind in KINDS:
+            try:
+                self._call("cuptiActivityEnable", ctypes.c_int(kind))
+            except CuptiError as error:
+                if kind == KIND_KERNEL:
+                    raise
+                refused["activity kind %d" % kind] = str(error)
+        self._select_calls(1, refused)
+        return refused
+
+    def disable(self):
+        """Stop recording; records of work in flight may still arrive."""
+        self._select_calls(0, {})
+        for kind in KINDS:
+            try:
+                self._call("cuptiActivityDisable", ctypes.c_int(kind))
+            except CuptiError:
+                pass
+
+    def _select_calls(self, on, refused):
+        for function, all_kind, wanted in (
+            ("cuptiActivityEnableRuntimeApi", KIND_RUNTIME, cbids.RUNTIME),
+            ("cuptiActivityEnableDriverApi", KIND_DRIVER, cbids.DRIVER),
+        ):
+            if not hasattr(self._lib, function):  # older than CUDA 12.4: all calls or none
+                if all_kind == KIND_RUNTIME:
+                    self._call("cuptiActivityEnable" if on else "cuptiActivityDisable", ctypes.c_int(all_kind))
+                continue
+            for cbid in wanted:
+                try:
+                    self._call(function, ctypes.c_uint32(cbid), ctypes.c_uint8(on))
+                except CuptiError as error:  # an id newer than this library
+                    refused.setdefault(function, str(error))
+
+    def flush_period(self, ms):
+        """Let CUPTI's worker deliver completed records every ``ms``; 0 = CUPTI's own heuristics."""
+        self._call("cuptiActivityFlushPeriod", ctypes.c_uint32(ms))
+
+    def flush(self, forced=False):
+        """Deliver what is complete; ``forced`` also buffers with records still open."""
+        self._call("cuptiActivityFlushAll", ctypes.c_uint32(FLUSH_FORCED if forced else 0))
+
+    def dropped(self):
+        """Records that CUPTI had no buffer for, since the last call."""
+        value = ctypes.c_size_t()
+        self._call("cuptiActivityGetNumDroppedRecords", None, ctypes.c_uint32(0), ctypes.byref(value))
+        return value.value
+
+    def subscribe(self, callback, points):
+        """Watch (domain, callback id) points. Only one subscriber is allowed in a process."""
+        self._call("cuptiSubscribe", ctypes.byref(self._subscriber), callback, None)
+        self._callback = callback
+        for domain, cbid in points:
+            self._call(
+                "cuptiEnableCallback", ctypes.c_uint32(1), self._subscriber, ctypes.c_int(domain), ctypes.c_uint32(cbid)
+            )
+
+    def unsubscribe(self):
+        """Give the subscription up, so that another profiler can take it."""
+        if self._subscriber.value:
+            self._call("cuptiUnsubscribe", self._subscriber)
+            self._subscriber = ctypes.c_void_p()
+
+    def graph_node_id(self, node):
+        """CUPTI's id of a CUgraphNode; kernel records carry the same."""
+        value = ctypes.c_uint64()
+        self._call("cuptiGetGraphNodeId", ctypes.c_void_p(node), ctypes.byref(value))
+        return value.value
+
+    def graph_id(self, graph):
+        """CUPTI's id of a CUgraph."""
+        value = ctypes.c_uint32()
+        self._call("cuptiGetGraphId", ctypes.c_void_p(graph), ctypes.byref(value))
+        return value.value
+
+    def _call(self, name, *arguments):
+        function = getattr(self._lib, name, None)
+        if function is None:
+            raise CuptiError("%s is not in %s" % (name, self.path))
+        code = function(*arguments)
+        if code:
+            text = ctypes.c_char_p()
+            self._lib.cuptiGetResultString(ctypes.c_int(code), ctypes.byref(text))
+            raise CuptiError("%s: %s (%d)" % (name, (text.value or b"unknown").decode("ascii", "replace"), code))

@@ -1,0 +1,48 @@
+"""Started by the interpreter in every Python process under ``spikeprof run``.
+
+Loads the agent as the private package ``_spikeprof``, then hands over to the sitecustomize that the
+environment would have run without us. Nothing that goes wrong here may reach the program.
+"""
+
+import os
+import sys
+
+
+def _load_agent():
+    import importlib.util
+
+    here = os.path.dirname(os.path.abspath(__file__))
+    folder = os.path.dirname(here)
+    spec = importlib.util.spec_from_file_location(
+        "_spikeprof", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
+    )
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["_spikeprof"] = package
+    spec.loader.exec_module(package)
+    from _spikeprof import hooks
+
+    hooks.install()
+
+
+def _chain():
+    """Run the sitecustomize that we stand in front of, as the interpreter would have."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    # The program's own sys.path must look as it would without us.
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
+    ours = sys.modules.pop("sitecustomize", None)
+    try:
+        import sitecustomize  # noqa: F401
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+        if ours is not None:
+            sys.modules["sitecustomize"] = ours
+
+
+if os.environ.get("SPIKEPROF_SPOOL"):
+    try:
+        _load_agent()
+    except Exception as error:
+        if os.environ.get("SPIKEPROF_DEBUG"):
+            sys.stderr.write("spikeprof: not traced: %s: %s\n" % (type(error).__name__, error))
+_chain()
