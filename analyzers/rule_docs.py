@@ -1,4 +1,7 @@
-"""The documentation of rules, taken from the docstrings of the analyzers that find them (see ``base.py``)."""
+"""The documentation of rules, taken from the docstrings of the analyzers that find them (see ``base.py``).
+
+Texts are given as Markdown: code stands between single backquotes.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from spikeprof.analyzers.base import Analyzer
 
 
 def module_doc(analyzer: Analyzer) -> str:
-    """The docstring of the module that defines the analyzer, indentation removed; empty when it has none."""
-    return cleandoc(sys.modules[type(analyzer).__module__].__doc__ or "")
+    """The docstring of the module that defines the analyzer, as Markdown; empty when it has none."""
+    return cleandoc(sys.modules[type(analyzer).__module__].__doc__ or "").replace("``", "`")
 
 
 def introduction(analyzer: Analyzer) -> str:

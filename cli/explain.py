@@ -26,8 +26,17 @@ def explain(
         raise UsageError(_unknown(rule, list(rules)))
     analyzer, found = rules[rule]
     typer.echo(f"{rule} ({found.severity}, from {analyzer.info.id})\n{found.title}\n")
-    typer.echo(rule_doc(analyzer, rule) or "This rule has no documentation yet.")
+    typer.echo(_refilled(rule_doc(analyzer, rule)))
     return 0
+
+
+def _refilled(text: str) -> str:
+    """Paragraphs as wide as the terminal, up to what is good to read."""
+    import shutil
+    import textwrap
+
+    width = min(shutil.get_terminal_size().columns, 100)
+    return "\n\n".join(textwrap.fill(paragraph, width) for paragraph in text.split("\n\n"))
 
 
 def _unknown(rule: str, known: list[str]) -> str:
