@@ -87,6 +87,7 @@ from spikeprof.analyzers.derived import (
     overlap_with,
     total,
     union,
+    whole_gaps,
 )
 from spikeprof.profiler.trace import Trace
 
@@ -152,7 +153,7 @@ class LaunchGaps:
         tables = {
             "devices": _device_table(devices, gaps, spent),
             "longest": _longest(trace, work, gaps, classes, self.longest_count),
-            "over_time": _over_time(classes, gaps, devices, self.bins_count),
+            "over_time": _over_time(classes or {"idle": whole_gaps(gaps)}, gaps, devices, self.bins_count),
         }
         figures = (
             Figure("idle-over-time", "stack", "over_time", x="bin_start_ns", y="idle_share", series="class"),
@@ -288,7 +289,7 @@ def _longest(trace: Trace, work: GpuWork, gaps: Gaps, classes: dict[str, Pieces]
 
 
 def _over_time(classes: dict[str, Pieces], gaps: Gaps, devices: list[DeviceTime], bins: int) -> Columns:
-    """Idle time per class and time bin over all devices; no value where nothing was measured."""
+    """Idle time per class (or as a whole, "idle") and time bin over all devices; no value where none was measured."""
     first = min(int(d.active.starts[0]) for d in devices if d.wall_ns)
     last = max(int(d.active.ends[-1]) for d in devices if d.wall_ns)
     edges = bin_edges(first, last, bins)

@@ -20,7 +20,7 @@ from spikeprof.analyzers.derived.groups import (
     group_percentile,
     sorted_in_groups,
 )
-from spikeprof.analyzers.derived.idle import CLASSES, Gaps, Pieces, classify, find_gaps, following
+from spikeprof.analyzers.derived.idle import CLASSES, Gaps, Pieces, classify, find_gaps, following, whole_gaps
 from spikeprof.analyzers.derived.intervals import (
     EMPTY,
     Bools,
@@ -88,4 +88,5 @@ __all__ = [
     "subtract",
     "total",
     "union",
+    "whole_gaps",
 ]

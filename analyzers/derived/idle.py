@@ -79,6 +79,11 @@ def find_gaps(work: GpuWork, devices: list[DeviceTime], calls: Ints) -> Gaps:
     return Gaps(start, end, device, before, after, calls[before], calls[after])
 
 
+def whole_gaps(gaps: Gaps) -> Pieces:
+    """Every gap as one piece."""
+    return Pieces(gaps.start, gaps.end, np.arange(len(gaps.start)))
+
+
 def _cut(pieces: Pieces, shift: Ints, spans: Spans) -> tuple[Pieces, Pieces]:
     """Pieces inside and outside of a set laid out in lanes; ``shift`` leads each gap to its lane."""
     move = shift[pieces.gap]
@@ -108,8 +113,7 @@ def classify(trace: Trace, work: GpuWork, gaps: Gaps, limit_ns: int) -> dict[str
 
     ``limit_ns`` is the longest time between two enqueueing calls that still counts as launching.
     """
-    whole = Pieces(gaps.start, gaps.end, np.arange(len(gaps.start)))
-    overhead, rest = _cut(whole, *_overheads(trace, work.rank[gaps.after], gaps))
+    overhead, rest = _cut(whole_gaps(gaps), *_overheads(trace, work.rank[gaps.after], gaps))
     known = gaps.call >= 0
     launch_start = _of_calls(trace.column("runtime_calls", "start_ns"), gaps)
     launch_end = _of_calls(trace.column("runtime_calls", "end_ns"), gaps)
@@ -181,12 +185,13 @@ def _host_calls(trace: Trace, gaps: Gaps, kind: Ints, limit_ns: int) -> tuple[In
     shift = lanes.shift(threads[rows])
     start, end, kind = start[rows] + shift, end[rows] + shift, kind[rows]
     order = np.argsort(start, kind="stable")
-    start, end, kind = start[order], end[order], kind[order]
+    start, end, kind, thread = start[order], end[order], kind[order], threads[rows][order]
     sets = {name: union(start[kind == i], end[kind == i]) for i, name in enumerate(CALL_KINDS)}
     # Between two enqueueing calls in a row the thread was on its way to the next launch.
     reach = np.maximum.accumulate(end)
     enqueues = np.isin(kind, [CALL_KINDS.index("launch"), CALL_KINDS.index("copy")])
-    chained = np.flatnonzero(enqueues[:-1] & enqueues[1:] & (start[1:] - reach[:-1] <= limit_ns))
+    in_a_row = enqueues[:-1] & enqueues[1:] & (thread[:-1] == thread[1:])
+    chained = np.flatnonzero(in_a_row & (start[1:] - reach[:-1] <= limit_ns))
     launches = sets["launch"]
     sets["launch"] = union(
         np.concatenate([launches.starts, reach[chained]]), np.concatenate([launches.ends, start[chained + 1]])
