@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from spikeprof.analyzers.base import Analyzer, Rule
 from spikeprof.analyzers.kernel_latency import KernelLatency
 from spikeprof.analyzers.launch_gaps import LaunchGaps
 from spikeprof.analyzers.truth import Truth
-
-from spikeprof.analyzers.base import Analyzer, Rule
 
 #: Truth first: every report begins with what the recording can be trusted for.
 ANALYZERS: tuple[Analyzer, ...] = (
