@@ -1,0 +1,107 @@
+"""Tables of the HTML page: from plain tables to cells with text, a sort key and a bar. Layout is the template's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spikeprof.profiler.units import unit_of
+from spikeprof.reports import format as fmt
+from spikeprof.reports import sentences as say
+from spikeprof.reports.kernel_names import printable, short_names
+from spikeprof.reports.model import PlainTable
+
+MIN_ROWS_TO_FILTER = 9
+MAX_ROWS = 500
+_NAME_WIDTH = 72
+_SHORT = 40  # characters that stay on one line
+
+#: Columns that hold versions as numbers, and names of kernels.
+_VERSIONS = ("fixed_in", "libcupti_version")
+_NAMES = ("name", "kernel", "work_before", "work_after")
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """The head of a column. ``kind``: name, text, short, num or share."""
+
+    text: str
+    kind: str
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell. ``sort`` is the number behind the text, ``full`` a long name, ``bar`` a percentage."""
+
+    text: str
+    kind: str
+    sort: float | None = None
+    title: str = ""
+    full: str = ""
+    bar: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HtmlTable:
+    """A table as the template draws it."""
+
+    caption: str
+    headings: list[Heading]
+    cells: list[list[Cell]]
+    filter: bool
+
+
+def html_table(name: str, table: PlainTable, columns: Sequence[str] = ()) -> HtmlTable | None:
+    """A plain table as cells, with the given columns or all of them; None when it has no rows."""
+    kept = [c for c in columns or table if c in table]
+    length = min((len(table[c]) for c in kept), default=0)
+    if not length:
+        return None
+    shown = min(length, MAX_ROWS)
+    made = [_column(c, table[c][:shown]) for c in kept]
+    heading, _ = say.caption(name)
+    more = f" (the first {fmt.count(shown)} of {fmt.count(length)})" if shown < length else ""
+    cells = [list(row) for row in zip(*(cells for _, cells in made), strict=True)]
+    return HtmlTable(heading + more, [h for h, _ in made], cells, shown >= MIN_ROWS_TO_FILTER)
+
+
+def _column(name: str, values: Sequence[Any]) -> tuple[Heading, list[Cell]]:
+    if name in _NAMES:
+        return Heading(fmt.title(name), "name"), _name_cells([_text(name, v) for v in values])
+    if unit_of(name) == "share":
+        return Heading(fmt.title(name), "share"), _share_cells(name, values)
+    if name not in _VERSIONS and any(fmt.is_number(v) for v in values):
+        return Heading(fmt.title(name), "num"), [_number(name, v) for v in values]
+    texts = [_text(name, v) for v in values]
+    kind = "short" if max(map(len, texts)) <= _SHORT else "text"
+    return Heading(fmt.title(name), kind), [Cell(t, kind) for t in texts]
+
+
+def _text(name: str, value: object) -> str:
+    return fmt.ABSENT if value is None or value == "" else fmt.quantity(name, value, printable(str(value)))
+
+
+def _number(name: str, value: object) -> Cell:
+    if not isinstance(value, int | float) or not fmt.is_number(value):
+        return Cell(fmt.ABSENT, "num", title=fmt.not_measured())
+    return Cell(fmt.quantity(name, value), "num", sort=float(value))
+
+
+def _name_cells(names: list[str]) -> list[Cell]:
+    short = short_names(names, _NAME_WIDTH)
+    return [
+        Cell(s, "name", title=n if s != n else "", full=n if s != n else "") for n, s in zip(names, short, strict=True)
+    ]
+
+
+def _share_cells(name: str, values: Sequence[Any]) -> list[Cell]:
+    """Shares with a bar, the longest bar for the largest share of the column."""
+    largest = max((v for v in values if fmt.is_number(v)), default=0) or 1
+    return [
+        Cell(fmt.quantity(name, v), "share", sort=float(v), bar=round(100 * max(v, 0) / largest, 2))
+        if fmt.is_number(v)
+        else Cell(fmt.ABSENT, "share", title=fmt.not_measured())
+        for v in values
+    ]

@@ -1,0 +1,244 @@
+"""The terminal summary: truth line, verdict, where the time went, what was not measured. About a screen or two.
+
+Made for 80 columns, and whole from 60 to as wide as one likes, with and without colour, piped into a file, and on
+terminals that know nothing but ASCII. Names from traces reach the terminal as plain text: no markup, no escapes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from spikeprof.analyzers.base import Finding, Result
+from spikeprof.reports import format as fmt
+from spikeprof.reports import sentences as say
+from spikeprof.reports.kernel_names import clip, printable, short_names
+from spikeprof.reports.model import PlainTable, Report, rows
+
+MAX_WIDTH = 140
+MAX_TEXT = 100  # longer lines of prose are hard to read
+MAX_FINDINGS = 6
+MAX_EVIDENCE = 3  # of one finding
+MAX_KERNELS = 8
+MAX_MISSING = 8
+
+#: Stands for the space between a number and its unit until lines are broken: a character that no name holds.
+_GLUE = "\ue000"
+_UNIT_GAP = re.compile(r"(?<=\d) (?=(?:[nµm]?s|min|h|%|[KMGT]?i?B|[kMGT]B/s|W|J|MHz|°C)(?:\W|$))")
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+_MARKS = {"value": ("✓", "green"), "problem": ("!", "yellow"), "not_measured": ("?", "cyan")}
+_SEVERITIES = {"critical": ("✗", "bold red"), "warning": ("!", "bold yellow"), "info": ("i", "bold blue")}
+
+
+@dataclass(frozen=True, slots=True)
+class _Screen:
+    """Where to print, how wide, and whether nothing but ASCII can be shown. Lines never end in blanks."""
+
+    console: Console
+    width: int
+    ascii: bool
+
+    def text(self, content: str, style: str = "") -> Text:
+        """Plain text in one style; nothing in it is markup, and no line breaks between a number and its unit."""
+        glued = _UNIT_GAP.sub(_GLUE, content)
+        return Text(fmt.ascii_only(glued).replace(fmt.ascii_only(_GLUE), _GLUE) if self.ascii else glued, style=style)
+
+    def line(self, *parts: Text) -> None:
+        """One line of parts, printed as it is."""
+        whole = Text().join(parts)
+        whole.plain = whole.plain.replace(_GLUE, " ")
+        whole.rstrip()
+        self.console.print(whole, highlight=False, soft_wrap=True)
+
+    def hanging(self, left: Text, right: Text, indent: int = 0) -> None:
+        """Text beside a mark or label, wrapped so that its lines begin under one another."""
+        room = min(self.width, MAX_TEXT) - indent
+        for number, line in enumerate(right.wrap(self.console, room, overflow="fold")):
+            start = left.copy() if number == 0 else Text()
+            start.pad_right(indent - start.cell_len)
+            self.line(start, line)
+
+    def prose(self, content: str, style: str = "") -> None:
+        """A paragraph no wider than is good to read."""
+        self.hanging(Text(), self.text(content, style))
+
+    def heading(self, content: str) -> None:
+        """A blank line and a heading that is ruled to the right edge."""
+        text = self.text(clip(content, self.width), "bold")
+        rule = self.width - text.cell_len - 1
+        self.console.print()
+        self.line(text, Text(" " + ("-" if self.ascii else "─") * rule if rule > 0 else "", style="dim"))
+
+
+def render_terminal(report: Report, console: Console) -> None:
+    """Print the summary of a report. Never raises for what the report holds or lacks."""
+    plain = console.options.ascii_only or not console.encoding.lower().startswith("utf")
+    screen = _Screen(console, max(40, min(console.width, MAX_WIDTH)), plain)
+    _header(screen, report)
+    _truth(screen, report)
+    _verdict(screen, report)
+    _kernels(screen, report)
+    _idle(screen, report)
+    _missing(screen, report)
+
+
+def _header(screen: _Screen, report: Report) -> None:
+    screen.line(screen.text(clip(f"spikeprof {printable(report.trace_name)}", screen.width), "bold"))
+    screen.prose(" · ".join(say.subtitle(report)), "dim")
+    if report.manifest.command:
+        screen.line(screen.text(clip(f"$ {fmt.command_line(report.manifest.command)}", screen.width), "dim"))
+
+
+def _truth(screen: _Screen, report: Report) -> None:
+    screen.heading("How far to trust this")
+    items = say.truth_line(report)
+    indent = max(len(item.label) for item in items) + 4
+    for item in items:
+        mark, style = _MARKS[item.state]
+        screen.hanging(
+            screen.text(mark, style).append_text(screen.text(f" {item.label}")), screen.text(item.text), indent
+        )
+
+
+def _verdict(screen: _Screen, report: Report) -> None:
+    findings = report.findings()
+    screen.heading(f"Verdict: {fmt.verdict_counts(findings)}")
+    if not findings:
+        screen.prose(say.nothing_found(report))
+    for finding in findings[:MAX_FINDINGS]:
+        _finding(screen, finding)
+    if len(findings) > MAX_FINDINGS:
+        screen.prose(f"… and {fmt.plural(len(findings) - MAX_FINDINGS, 'more finding')} in the full report", "dim")
+
+
+def _finding(screen: _Screen, finding: Finding) -> None:
+    mark, style = _SEVERITIES[finding.severity]
+    head = screen.text(say.rule_title(finding.rule), "bold")
+    where = f" ({fmt.scope(finding.scope, screen.width - 20)})" if finding.scope else ""
+    head.append_text(screen.text(f"{where} [{printable(finding.rule)}]", "dim"))
+    action = screen.text("→ " + printable(finding.recommendation), "green")
+    if finding.saving is not None:
+        action.append_text(screen.text(f" Saves {fmt.saving(finding.saving)}.", "dim"))
+    screen.hanging(screen.text(mark, style), head, 2)
+    screen.hanging(Text(), screen.text(fmt.evidence(finding.evidence, MAX_EVIDENCE)), 2)
+    screen.hanging(Text(), action, 2)
+
+
+# ---------------------------------------------------------------- tables
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column of numbers: its key in the table, its heading, and the least screen width at which it is shown."""
+
+    key: str
+    heading: str
+    from_width: int = 0
+
+
+_KERNEL_COLUMNS = (
+    _Column("launches_count", "Launches"),
+    _Column("total_ns", "Total"),
+    _Column("mean_ns", "Mean", 74),
+    _Column("p50_ns", "p50", 110),
+    _Column("p99_ns", "p99", 94),
+    _Column("max_ns", "Longest", 120),
+    _Column("gpu_time_share", "Share"),
+)
+
+
+def _bar(screen: _Screen, value: float, width: int) -> str:
+    """A bar for a share from 0 to 1; the smallest amount still shows."""
+    if not value > 0:
+        return ""
+    if screen.ascii:
+        return "#" * max(1, round(min(value, 1) * width))
+    eighths = max(1, round(min(value, 1) * width * 8))
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+
+def _print_table(
+    screen: _Screen, first: str, columns: Sequence[_Column], entries: Sequence[tuple[str, dict[str, Any]]], bar_of: str
+) -> None:
+    """Names in what room there is, numbers right-aligned, at the end a bar for the column ``bar_of``.
+
+    ``entries`` are (name, row) each.
+    """
+    kept = [c for c in columns if screen.width >= c.from_width]
+    cells = [[fmt.quantity(c.key, row.get(c.key)) for _, row in entries] for c in kept]
+    widths = [max(len(c.heading), *map(len, values)) for c, values in zip(kept, cells, strict=True)]
+    bar_width = 0 if screen.width < 70 else 8 if screen.width < 110 else 20
+    room = screen.width - sum(w + 2 for w in widths) - (bar_width + 1 if bar_width else 0)
+    names = [name for name, _ in entries]
+    names = short_names(names, room) if first == "Kernel" else [clip(name, room) for name in names]
+    room = min(room, max(24, *map(len, names)))
+    heading = first.ljust(room) + "".join(f"  {c.heading:>{w}}" for c, w in zip(kept, widths, strict=True))
+    screen.line(screen.text(heading, "dim"))
+    largest = max((row[bar_of] for _, row in entries if fmt.is_number(row.get(bar_of))), default=0) or 1
+    for i, name in enumerate(names):
+        numbers = "".join(f"  {values[i]:>{w}}" for values, w in zip(cells, widths, strict=True))
+        value = entries[i][1].get(bar_of)
+        bar = _bar(screen, value / largest, bar_width) if bar_width and value is not None else ""
+        screen.line(screen.text(name.ljust(room)), screen.text(numbers), screen.text(f" {bar}", "blue"))
+
+
+def _kernels(screen: _Screen, report: Report) -> None:
+    result = report.result("kernel-latency")
+    table = result.tables.get("kernels", {}) if result else {}
+    entries = rows(table)[:MAX_KERNELS]
+    if result is None or not entries:
+        return
+    screen.heading(_kernel_heading(result, table, len(entries)))
+    named = [(str(e["name"]), e) for e in entries]
+    _print_table(screen, "Kernel", _KERNEL_COLUMNS, named, "gpu_time_share")
+
+
+def _kernel_heading(result: Result, table: PlainTable, shown: int) -> str:
+    """``Kernels by time: 10 of 45, 96.2 % of kernel time``."""
+    number = result.metric("distinct_kernels_count") or len(table["name"])
+    shares = [s for s in table.get("gpu_time_share", [])[:shown] if fmt.is_number(s)]
+    part = f", {fmt.share(min(sum(shares), 1.0))} of kernel time" if shown < number else ""
+    return f"Kernels by time: {fmt.count(shown)} of {fmt.count(number)}{part}"
+
+
+_IDLE_COLUMNS = (_Column("total_ns", "Total"), _Column("idle_share", "Share"))
+
+
+def _idle(screen: _Screen, report: Report) -> None:
+    result = report.result("launch-gaps")
+    summary = say.idle_summary(result) if result else ""
+    if result is None or not summary:
+        return
+    screen.heading(f"GPU idle: {summary}")
+    if gaps := say.gaps_summary(result):
+        screen.prose(gaps, "dim")
+    classes = say.idle_classes(result)
+    if not classes:
+        if result.status == "not_measured":
+            screen.prose(f"By cause: {fmt.not_measured(result.reason)}")
+        return
+    wide = screen.width >= 70
+    entries = [
+        (f"{c.name}: {c.meaning}" if wide else c.name, {"total_ns": c.total_ns, "idle_share": c.share}) for c in classes
+    ]
+    _print_table(screen, "Class", _IDLE_COLUMNS, entries, "idle_share")
+
+
+def _missing(screen: _Screen, report: Report) -> None:
+    items = say.missing(report)
+    if not items:
+        return
+    screen.heading("Not measured")
+    for item in items[:MAX_MISSING]:
+        text = screen.text(item.what, "bold").append_text(screen.text(f": {item.why}"))
+        if item.how:
+            text.append_text(screen.text(f" → {item.how}", "green"))
+        screen.hanging(screen.text("?", "cyan"), text, 2)
+    if len(items) > MAX_MISSING:
+        screen.prose(f"… and {len(items) - MAX_MISSING} more in the full report", "dim")
