@@ -19,7 +19,10 @@ class FailOn(StrEnum):
 
 def analyze(
     path: Annotated[
-        Path, typer.Argument(help="A trace folder, or a torch.profiler file (.json, .json.gz).", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="PATH", help="A trace folder, or a torch.profiler file (.json, .json.gz).", show_default=False
+        ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON instead of the summary.")] = False,
     output: Annotated[
@@ -50,7 +53,7 @@ def analyze(
         from spikeprof.reports.terminal import render_terminal
 
         render_terminal(report, Console())
-        typer.echo(f"next: spikeprof report {shlex.quote(str(path))} -o report.html")
+        typer.echo(f"\nnext: spikeprof report {shlex.quote(str(path))} -o report.html")
     if fail_on is None:
         return 0
     from spikeprof.cli.policy import violations

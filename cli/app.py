@@ -6,6 +6,7 @@ should be told. Everything heavy is imported inside the verb, so that ``--help``
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ import typer
 
 from spikeprof import __version__
 from spikeprof.cli import analyze, doctor, explain, report
-from spikeprof.profiler.errors import SpikeprofError
+from spikeprof.profiler.errors import OutputError, SpikeprofError, UsageError
 
 EXIT_INTERNAL = 5
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -70,30 +71,52 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     try:
-        code = typer.main.get_command(app).main(
-            args=None if argv is None else list(argv), prog_name="spikeprof", standalone_mode=False
-        )
+        code = _invoke(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()
-    except SpikeprofError as error:
-        return _fail(str(error), error.exit_code)
-    except _ClickException as error:
-        return _fail(f"{error.format_message()} (see `{_help_of(error)}`)", 2)
+    except typer.Exit as end:
+        code = end.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", EXIT_INTERRUPTED)
-    except BrokenPipeError:
-        # The reader (head, less) went away. Point stdout elsewhere, or the interpreter complains at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_BROKEN_PIPE
+        code = _fail("interrupted", EXIT_INTERRUPTED)
+    except SpikeprofError as error:
+        code = _fail(str(error), error.exit_code)
+    except _ClickException as error:
+        code = _fail(f"{error.format_message()} (see `{_help_of(error)}`)", UsageError.exit_code)
+    except BrokenPipeError:  # the reader (head, less) went away
+        _abandon_stdout()
+        code = EXIT_BROKEN_PIPE
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            _abandon_stdout()
+            code = _fail("the output cannot be written: the disk is full", OutputError.exit_code)
+        else:
+            code = _internal(error)
     except Exception as error:
-        if os.environ.get("SPIKEPROF_DEBUG"):
-            import traceback
+        code = _internal(error)
+    return code
 
-            traceback.print_exc()
-        return _fail(
-            f"internal error: {type(error).__name__}: {error} (please report it; SPIKEPROF_DEBUG=1 shows where)",
-            EXIT_INTERNAL,
-        )
+
+def _invoke(arguments: list[str]) -> int:
+    """Parse and run. Typer's own ``main`` would print and exit."""
+    command = typer.main.get_command(app)
+    with command.make_context("spikeprof", arguments) as context:
+        code = command.invoke(context)
     return code if isinstance(code, int) else 0
+
+
+def _internal(error: Exception) -> int:
+    if os.environ.get("SPIKEPROF_DEBUG"):
+        import traceback
+
+        traceback.print_exception(error)
+    return _fail(
+        f"internal error: {type(error).__name__}: {error} (please report it; SPIKEPROF_DEBUG=1 shows where)",
+        EXIT_INTERNAL,
+    )
+
+
+def _abandon_stdout() -> None:
+    """Point stdout elsewhere, or the interpreter fails at exit to flush what could not be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, code: int) -> int:

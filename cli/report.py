@@ -10,7 +10,10 @@ import typer
 
 def report(
     path: Annotated[
-        Path, typer.Argument(help="A trace folder, or a torch.profiler file (.json, .json.gz).", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="PATH", help="A trace folder, or a torch.profiler file (.json, .json.gz).", show_default=False
+        ),
     ],
     output: Annotated[
         Path, typer.Option("-o", "--output", help="The page to write; an earlier report there is replaced.")

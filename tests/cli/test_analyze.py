@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+from cli.command import refusal, spikeprof
+from cli.traces import launch_bound, sound
+
+from spikeprof.profiler.schema import SCHEMA_VERSION
+
+NOT_ROOT = pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return launch_bound(tmp_path / "my trace")
+
+
+def test_the_summary_and_the_next_command(trace: Path) -> None:
+    run = spikeprof("analyze", trace)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "[launch-bound]" in run.stdout
+    assert run.stdout.endswith(f"\nnext: spikeprof report '{trace}' -o report.html\n")
+
+
+def test_json_is_all_that_standard_output_holds(trace: Path) -> None:
+    run = spikeprof("analyze", trace, "--json")
+    report = json.loads(run.stdout)
+    assert report["trace_name"] == "my trace"
+    assert report["results"][0]["analyzer"] == "truth"
+
+
+def test_json_file_is_private_and_may_be_replaced(trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report.json"
+    for _ in range(2):
+        run = spikeprof("analyze", trace, "-o", out)
+        assert (run.returncode, run.stderr) == (0, "")
+    assert "[launch-bound]" in run.stdout
+    assert json.loads(out.read_text())["trace_name"] == "my trace"
+    assert out.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_current_folder_has_a_name_too(trace: Path) -> None:
+    assert json.loads(spikeprof("analyze", ".", "--json", cwd=trace).stdout)["trace_name"] == "my trace"
+
+
+def test_fail_on_names_what_failed(trace: Path) -> None:
+    run = spikeprof("analyze", trace, "--fail-on", "warning", "--json")
+    assert run.returncode == 1
+    assert "spikeprof: --fail-on warning: launch-bound\n" in run.stderr
+    assert json.loads(run.stdout)["version"] == 1
+    assert spikeprof("analyze", trace, "--fail-on", "critical").returncode == 0
+
+
+def test_fail_on_passes_a_sound_trace(tmp_path: Path) -> None:
+    run = spikeprof("analyze", sound(tmp_path / "trace"), "--fail-on", "warning")
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_a_trace_in_which_nothing_could_be_looked_at_does_not_pass(trace: Path) -> None:
+    for table in trace.glob("*.parquet"):
+        table.unlink()
+    run = spikeprof("analyze", trace, "--fail-on", "critical")
+    assert run.returncode == 1
+    assert "nothing was measured that could pass" in run.stderr
+    assert spikeprof("analyze", trace).returncode == 0
+
+
+def test_a_corrupt_table_leaves_the_rest(trace: Path) -> None:
+    (trace / "runtime_calls.parquet").write_bytes(b"PAR1 and then nothing")
+    run = spikeprof("analyze", trace)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "runtime_calls.parquet is damaged" in " ".join(run.stdout.split())
+    assert "Kernels by time" in run.stdout
+
+
+def manifest(trace: Path, **changes: object) -> None:
+    path = trace / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_bad_inputs_end_with_3_and_one_sentence(trace: Path, tmp_path: Path) -> None:
+    missing = spikeprof("analyze", tmp_path / "nowhere")
+    assert f"there is no {tmp_path / 'nowhere'}" in refusal(missing)
+    (tmp_path / "empty").mkdir()
+    foreign = spikeprof("analyze", tmp_path / "empty")
+    assert "is not a trace" in refusal(foreign)
+    (tmp_path / "text.json").write_text("hello\n")
+    text = spikeprof("analyze", tmp_path / "text.json")
+    assert "text.json" in refusal(text)
+    (tmp_path / "cut.json.gz").write_bytes(gzip.compress(b'{"traceEvents": [' + b'{"ph": "X"},' * 1000)[:-30])
+    cut = spikeprof("analyze", tmp_path / "cut.json.gz")
+    assert "cut.json.gz" in refusal(cut)
+    manifest(trace, schema_version=SCHEMA_VERSION + 1)
+    newer = spikeprof("analyze", trace)
+    assert "update spikeprof" in refusal(newer)
+    manifest(trace, format="other")
+    other = spikeprof("analyze", trace)
+    assert "'other', not a spikeprof trace" in refusal(other)
+    (trace / "manifest.json").write_text('{"format": "spikeprof-tr')
+    damaged = spikeprof("analyze", trace)
+    assert "may still be whole" in refusal(damaged)
+    runs = (missing, foreign, text, cut, newer, other, damaged)
+    assert [r.returncode for r in runs] == [3] * len(runs)
+
+
+def test_outputs_that_must_not_be_written_end_with_4(trace: Path, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.json"
+    notes.write_text('{"version": 1, "mine": true}')
+    foreign = spikeprof("analyze", trace, "-o", notes)
+    assert refusal(foreign) == f"{notes} is not a spikeprof report and is left as it is: name another file with -o"
+    assert notes.read_text() == '{"version": 1, "mine": true}'
+    folder = spikeprof("analyze", trace, "-o", tmp_path)
+    assert "is a folder" in refusal(folder)
+    nowhere = spikeprof("analyze", trace, "-o", tmp_path / "nowhere/report.json")
+    assert "there is no folder" in refusal(nowhere)
+    assert [r.returncode for r in (foreign, folder, nowhere)] == [4, 4, 4]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_ends_with_4(trace: Path) -> None:
+    run = spikeprof("analyze", trace, "-o", "/dev/full")
+    assert refusal(run) == "cannot write /dev/full: the disk is full"
+    assert run.returncode == 4
+
+
+@NOT_ROOT
+def test_a_read_only_folder_ends_with_4(trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    run = spikeprof("analyze", trace, "-o", tmp_path / "locked/report.json")
+    assert "is read-only for this user" in refusal(run)
+    assert run.returncode == 4
