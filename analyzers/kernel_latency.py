@@ -312,8 +312,9 @@ def _heatmap(kernels: _Kernels, top: Ints, bins: int, devices: list[DeviceTime])
     edges = bin_edges(int(kernels.start.min()), int(kernels.end.max()), bins)
     bins = len(edges) - 1
     rows = len(top) + others
-    first = np.searchsorted(edges, kernels.start, side="right") - 1
-    last = np.searchsorted(edges, np.maximum(kernels.end - 1, kernels.start), side="right") - 1
+    # a kernel of 0 ns at the very end begins behind the last bin: it adds nothing wherever it is counted
+    first = np.minimum(np.searchsorted(edges, kernels.start, side="right") - 1, bins - 1)
+    last = np.maximum(np.searchsorted(edges, kernels.end - 1, side="right") - 1, first)
     # float64 sums of whole ns are exact below 2**53 ns = 104 days
     busy = np.zeros(rows * bins)
     whole = first == last
