@@ -4,6 +4,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -178,3 +179,24 @@ def test_devices_and_driver() -> None:
     with nvml.opened(FakeNvml()) as module:
         assert nvml.driver_version(module) == "580.159.04"
         assert nvml.devices(module)[1] == nvml.Gpu(1, "GPU-1", "NVIDIA H200", 4096, "00000000:01:00.0", "sm_90")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="no NVIDIA driver here")
+def test_a_real_gpu() -> None:
+    collector = NvmlCollector(interval_ms=50)
+    t0_unix_ns = time.time_ns()
+    collector.start(t0_unix_ns)
+    time.sleep(0.5)
+    note, tables = collector.stop()
+    assert note.state in ("ok", "degraded"), note.reason
+    values: dict[str, list[float]] = {}
+    for row in tables["samples"].to_pylist():
+        values.setdefault(row["metric"], []).append(row["value"])
+        assert 0 <= row["t_ns"] <= time.time_ns() - t0_unix_ns
+    assert min(values["sm_clock_mhz"]) > 0
+    assert 0 < values["mem_used_bytes"][0] <= collector.gpus[0].mem_bytes
+    assert all(0 <= share <= 1 for share in values["gpu_busy_share"])
+    assert collector.gpus[0].uuid.startswith("GPU-")
+    assert collector.gpus[0].sm_arch.startswith("sm_")
+    assert collector.driver_version
