@@ -173,12 +173,13 @@ def trace_folder(folder: Path) -> Probe:
 
 
 def cupti_python() -> Probe:
-    """The cupti-python beside spikeprof: record layouts and, from 13.4 on, counters by PM sampling."""
+    """The cupti-python beside spikeprof; from 13.4 on it can sample counters. Recording kernels does not need it."""
     name = "cupti-python"
     try:
         version = metadata.version("cupti-python")
     except metadata.PackageNotFoundError:
-        return Probe(name, "degraded", "not installed: built-in record layouts only", "pip install cupti-python")
+        detail = "not installed: kernels are recorded all the same, counters (PM sampling) cannot be"
+        return Probe(name, "degraded", detail, "pip install cupti-python")
     spec = importlib.util.find_spec("cupti")
     folders = list(spec.submodule_search_locations or ()) if spec else []
     sampling = any((Path(folder) / "pm_sampling.py").exists() for folder in folders)

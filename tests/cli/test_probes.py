@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from collectors.fake_nvml import FakeNvml
@@ -105,6 +106,22 @@ def test_trace_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (missing.state, missing.needed) == ("no", True)
     monkeypatch.setattr(probes, "FREE_BYTES_WANTED", 1 << 62)
     assert probes.trace_folder(tmp_path).state == "degraded"
+
+
+def test_cupti_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(probes.metadata, "version", lambda name: {"cupti-python": "13.4.0"}[name])
+    monkeypatch.setattr(
+        probes.importlib.util, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    )
+    assert probes.cupti_python().detail == "13.4.0, without PM sampling"
+    (tmp_path / "pm_sampling.py").touch()
+    assert probes.cupti_python().detail == "13.4.0, with PM sampling"
+
+    def missing(name: str) -> str:
+        raise probes.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(probes.metadata, "version", missing)
+    assert "not installed" in probes.cupti_python().detail
 
 
 def test_a_probe_that_breaks_does_not_take_the_others_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
