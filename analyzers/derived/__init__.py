@@ -49,6 +49,7 @@ from spikeprof.analyzers.derived.work import (
     link,
     linked_share,
     measured_spans,
+    work_column,
 )
 
 __all__ = [
@@ -89,4 +90,5 @@ __all__ = [
     "total",
     "union",
     "whole_gaps",
+    "work_column",
 ]

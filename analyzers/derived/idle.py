@@ -34,7 +34,7 @@ from spikeprof.analyzers.derived.intervals import (
     parts,
     union,
 )
-from spikeprof.analyzers.derived.work import CALL_KINDS, DeviceTime, GpuWork, call_kinds
+from spikeprof.analyzers.derived.work import CALL_KINDS, DeviceTime, GpuWork, call_kinds, work_column
 from spikeprof.profiler.trace import Trace
 
 #: Every class of idle time, in the order in which figures stack them.
@@ -113,29 +113,29 @@ def classify(trace: Trace, work: GpuWork, gaps: Gaps, limit_ns: int) -> dict[str
 
     ``limit_ns`` is the longest time between two enqueueing calls that still counts as launching.
     """
+    kinds = _kinds(trace)
+    # First, while little else is held: this takes the most memory.
+    thread, sets = _host_calls(trace, gaps, kinds, limit_ns)
+    copying = np.isin(_of_calls(kinds, gaps), [CALL_KINDS.index("copy"), CALL_KINDS.index("sync")])
     overhead, rest = _cut(whole_gaps(gaps), *_overheads(trace, work.rank[gaps.after], gaps))
     known = gaps.call >= 0
     launch_start = _of_calls(trace.column("runtime_calls", "start_ns"), gaps)
     launch_end = _of_calls(trace.column("runtime_calls", "end_ns"), gaps)
-    before, after = gaps.before, gaps.after
-    same_stream = (
-        (work.rank[before] == work.rank[after])
-        & (work.context[before] == work.context[after])
-        & (work.stream[before] == work.stream[after])
-    )
-    replay = known & (gaps.call == gaps.call_before) & (work.graph[after] != 0)
+    same_stream = work.rank[gaps.before] == work.rank[gaps.after]
+    for column in ("context_id", "stream"):
+        before, after = (work_column(trace, work, column, pieces) for pieces in (gaps.before, gaps.after))
+        same_stream &= before == after
+    in_graph = work_column(trace, work, "graph_id", gaps.after) != 0
+    replay = known & (gaps.call == gaps.call_before) & in_graph
     queued = known & ((launch_end <= gaps.start) | replay)
-    inline = replay | (same_stream & ~work.is_copy[before])
+    inline = replay | (same_stream & ~work.is_copy[gaps.before])
     late = known & ~queued
     middle = np.clip(launch_start, gaps.start, gaps.end)
     host = _clip(_of(rest, late), gaps.start, middle)
     waiting = _clip(_of(rest, late), middle, gaps.end)
-    kinds = _kinds(trace)
-    copying = np.isin(_of_calls(kinds, gaps), [CALL_KINDS.index("copy"), CALL_KINDS.index("sync")])
-    shift, sets = _host_calls(trace, gaps, kinds, limit_ns)
-    sync, host = _cut(host, shift, sets["sync"])
-    copy, host = _cut(host, shift, sets["copy"])
-    dispatch, host = _cut(host, shift, sets["launch"])
+    sync, host = _cut(host, thread, sets["sync"])
+    copy, host = _cut(host, thread, sets["copy"])
+    dispatch, host = _cut(host, thread, sets["launch"])
     launch, memcpy = _join(dispatch, _of(waiting, ~copying)), _join(copy, _of(waiting, copying))
     found = (launch, sync, memcpy, host, _of(rest, queued & ~inline), _of(rest, queued & inline), overhead)
     return dict(zip(CLASSES, (*found, _of(rest, ~known)), strict=True))

@@ -30,42 +30,37 @@ class GpuWork:
 
     rank: Integers
     device: Integers
-    context: Integers
-    stream: Integers
-    correlation: Ints
-    graph: Integers
     start: Ints
     end: Ints
     is_copy: Bools  # from memory_ops: a copy or a memset
-    row: Ints  # row in kernels or memory_ops
+    row: Integers  # in kernels or memory_ops
 
 
 def gpu_work(trace: Trace) -> GpuWork:
     """Kernels and memory operations together. A table that was not collected adds nothing."""
     tables = [name for name in GPU_WORK_TABLES if name in trace]
-
-    def gather(column: str, dtype: type) -> Integers:
-        found: list[Integers] = [trace.column(name, column).astype(dtype, copy=False) for name in tables]
-        return np.concatenate(found) if found else np.empty(0, dtype)
-
     lengths = [trace.table(name).num_rows for name in tables]
-    start, end = ints(gather("start_ns", np.int64)), ints(gather("end_ns", np.int64))
-    order = np.argsort(start, kind="stable")
+
+    def gather(column: str) -> Integers:
+        found: list[Integers] = [trace.column(name, column) for name in tables]
+        return np.concatenate(found) if found else np.empty(0, np.int64)
+
+    start, end = ints(gather("start_ns")), ints(gather("end_ns"))
+    order = np.argsort(start, kind="stable").astype(np.int32)
     order = order[end[order] > start[order]]
-    is_copy = np.repeat(np.array([name == "memory_ops" for name in tables], bool), lengths)
-    row = np.concatenate([np.arange(n) for n in lengths]) if lengths else ints([])
-    return GpuWork(
-        rank=gather("rank", np.int32)[order],
-        device=gather("device", np.int32)[order],
-        context=gather("context_id", np.int32)[order],
-        stream=gather("stream", np.int32)[order],
-        correlation=ints(gather("correlation_id", np.int64)[order]),
-        graph=gather("graph_id", np.int32)[order],
-        start=start[order],
-        end=end[order],
-        is_copy=is_copy[order],
-        row=row[order],
-    )
+    is_copy = np.repeat(np.array([name == "memory_ops" for name in tables], bool), lengths)[order]
+    row = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths] or [np.empty(0, np.int32)])[order]
+    return GpuWork(gather("rank")[order], gather("device")[order], start[order], end[order], is_copy, row)
+
+
+def work_column(trace: Trace, work: GpuWork, column: str, pieces: Integers | slice = slice(None)) -> Ints:
+    """A numeric column that both tables of GPU work have, for the chosen pieces of work (all by default)."""
+    row, is_copy = work.row[pieces], work.is_copy[pieces]
+    values = np.zeros(len(row), np.int64)
+    for table, chosen in (("kernels", ~is_copy), ("memory_ops", is_copy)):
+        if table in trace:
+            values[chosen] = trace.column(table, column)[row[chosen]]
+    return values
 
 
 def measured_spans(trace: Trace, ranks: Iterable[int]) -> Spans:
@@ -138,17 +133,19 @@ def link(trace: Trace, work: GpuWork) -> Ints:
     unknown = np.full(len(work.start), -1, np.int64)
     if "runtime_calls" not in trace or not len(work.start) or not trace.table("runtime_calls").num_rows:
         return unknown
-    call_rank, call_id = trace.column("runtime_calls", "rank"), trace.column("runtime_calls", "correlation_id")
-    ids = np.concatenate([call_id, work.correlation])
-    if int(ids.max()) - int(ids.min()) >= 2**40:  # ids made of hashes: number them instead
-        ids = encoded(ids)
-    low, stride = int(ids.min()), int(ids.max()) - int(ids.min()) + 1
-    calls = call_rank.astype(np.int64) * stride + (ids[: len(call_id)] - low)
-    wanted = work.rank.astype(np.int64) * stride + (ids[len(call_id) :] - low)
-    order = np.argsort(calls, kind="stable")  # calls are sorted by start: the earliest stays first
-    calls = calls[order]
-    place = np.minimum(np.searchsorted(calls, wanted, side="left"), len(calls) - 1)
-    return np.where((calls[place] == wanted) & (work.correlation != 0), order[place], unknown)
+    call_ids, ids = trace.column("runtime_calls", "correlation_id"), work_column(trace, work, "correlation_id")
+    none = ids == 0
+    low, high = min(int(call_ids.min()), int(ids.min())), max(int(call_ids.max()), int(ids.max()))
+    if high - low >= 2**40:  # ids made of hashes: number them instead
+        numbers = encoded(np.concatenate([call_ids, ids]))
+        call_ids, ids = numbers[: len(call_ids)], numbers[len(call_ids) :]
+        low, high = 0, len(numbers)
+    keys = trace.column("runtime_calls", "rank") * np.int64(high - low + 1) + (call_ids - low)
+    order = np.argsort(keys, kind="stable")  # calls are sorted by start: the earliest stays first
+    keys = keys[order]
+    wanted = work.rank * np.int64(high - low + 1) + (ids - low)
+    place = np.minimum(np.searchsorted(keys, wanted, side="left"), len(keys) - 1)
+    return np.where((keys[place] == wanted) & ~none, order[place], unknown)
 
 
 def linked_share(work: GpuWork, calls: Ints) -> float | None:
