@@ -27,7 +27,7 @@ _HEAT_DARK = ("#17304d", "#1c4a78", "#2468a5", "#3a8bd0", "#6db0ea", "#a9d4fa", 
 
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _AXIS_TIME = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
-LABEL_CHARS = 34  # of a row's label
+LABEL_CHARS = 32  # of a row's label
 LEFT_MARGIN = 250  # px, the same for all figures over time, so that their axes stand under one another
 
 
@@ -89,7 +89,8 @@ def _span(values: Sequence[Any]) -> float:
     return max(numbers) - min(numbers) if numbers else 0.0
 
 
-def _layout(height: int, **more: Any) -> Plotly:
+def base_layout(height: int, **more: Any) -> Plotly:
+    """The layout that all figures share; ``height`` in px."""
     return {
         "height": height,
         "autosize": True,
@@ -112,16 +113,18 @@ def _layout(height: int, **more: Any) -> Plotly:
     }
 
 
-def _axis(text: str, **more: Any) -> Plotly:
+def axis(text: str, **more: Any) -> Plotly:
+    """An axis with a title, in the manner of all figures."""
     return {"title": {"text": safe(text), "standoff": 8}, "automargin": False, "zeroline": False, **more}
 
 
-def _time_axis(unit: str) -> Plotly:
-    return _axis(f"time since the start of the recording ({unit})", showgrid=False, ticks="outside")
+def time_axis(unit: str) -> Plotly:
+    """An axis of time since the start of the recording, in the named unit."""
+    return axis(f"time since the start of the recording ({unit})", showgrid=False, ticks="outside")
 
 
 def _x_axis(spec: Figure, unit: tuple[float, str]) -> Plotly:
-    return _time_axis(unit[1]) if unit_of(spec.x) == "ns" else _axis(fmt.title(spec.x))
+    return time_axis(unit[1]) if unit_of(spec.x) == "ns" else axis(fmt.title(spec.x))
 
 
 def _x_values(spec: Figure, values: Sequence[Any], unit: tuple[float, str]) -> list[Any]:
@@ -173,10 +176,10 @@ def _heatmap(spec: Figure, table: PlainTable, unit: tuple[float, str]) -> Plotly
     }
     bar = {"orientation": "h", "thickness": 10, "len": 0.4, "x": 1, "xanchor": "right", "y": 1.0, "yanchor": "bottom"}
     bar |= {"title": {"text": label, "side": "top"}, "tickformat": ".0%" if as_share else "", "nticks": 6}
-    layout = _layout(
+    layout = base_layout(
         96 + 22 * len(names),
         xaxis=_x_axis(spec, unit),
-        yaxis=_axis(
+        yaxis=axis(
             "",
             autorange="reversed",
             tickvals=list(range(len(names))),
@@ -218,12 +221,12 @@ def _bars(spec: Figure, table: PlainTable, unit: tuple[float, str]) -> Plotly:
             }
         )
     title = f"{fmt.title(spec.x)} ({unit[1]})" if unit_of(spec.x) == "ns" else fmt.title(spec.x)
-    layout = _layout(
+    layout = base_layout(
         90 + 26 * len(names),
         barmode="stack",
         showlegend=bool(spec.series),
-        xaxis=_axis(title, rangemode="tozero", **({"tickformat": ".0%"} if unit_of(spec.x) == "share" else {})),
-        yaxis=_axis(
+        xaxis=axis(title, rangemode="tozero", **({"tickformat": ".0%"} if unit_of(spec.x) == "share" else {})),
+        yaxis=axis(
             "",
             autorange="reversed",
             tickvals=list(range(len(names))),
@@ -257,10 +260,10 @@ def _stack(spec: Figure, table: PlainTable, unit: tuple[float, str]) -> Plotly:
                 + f"<br>at %{{x}} {unit[1] if divisor != 1 else ''}<extra></extra>",
             }
         )
-    y_axis = _axis("share of the time slice" if as_share else fmt.title(spec.y), rangemode="tozero", fixedrange=True)
+    y_axis = axis("share of the time slice" if as_share else fmt.title(spec.y), rangemode="tozero", fixedrange=True)
     if as_share or unit_of(spec.y) == "share":
         y_axis |= {"tickformat": ".0%"}
-    layout = _layout(260, barmode="stack", bargap=0, showlegend=True, xaxis=_x_axis(spec, unit), yaxis=y_axis)
+    layout = base_layout(260, barmode="stack", bargap=0, showlegend=True, xaxis=_x_axis(spec, unit), yaxis=y_axis)
     return {"data": traces, "layout": layout, "meta": {"time": unit_of(spec.x) == "ns"}}
 
 
@@ -281,8 +284,8 @@ def _line(spec: Figure, table: PlainTable, unit: tuple[float, str]) -> Plotly:
                 "hovertemplate": "%{fullData.name}: %{customdata}<br>at %{x}<extra></extra>",
             }
         )
-    y_axis = _axis(fmt.title(spec.y), rangemode="tozero", fixedrange=True)
-    layout = _layout(260, showlegend=bool(spec.series), xaxis=_x_axis(spec, unit), yaxis=y_axis)
+    y_axis = axis(fmt.title(spec.y), rangemode="tozero", fixedrange=True)
+    layout = base_layout(260, showlegend=bool(spec.series), xaxis=_x_axis(spec, unit), yaxis=y_axis)
     return {"data": traces, "layout": layout, "meta": {"time": unit_of(spec.x) == "ns"}}
 
 
@@ -295,72 +298,6 @@ def _by_series(spec: Figure, table: PlainTable) -> list[tuple[Any, list[int]]]:
     for i in range(length):
         groups.setdefault(table[spec.series][i], []).append(i)
     return list(groups.items())
-
-
-# ---------------------------------------------------------------- gauges
-
-
-#: Gauges drawn in one panel, in this order: metrics of one unit share an axis.
-_PANELS = (("W", "Power"), ("MHz", "Clocks"), ("share", "Utilisation"), ("bytes", "Memory"), ("°C", "Temperature"))
-
-
-def gauges_figure(samples: PlainTable, unit: tuple[float, str]) -> Plotly | None:
-    """Power, clocks, utilisation, … one above the other over one time axis; None without readings."""
-    panels = [(u, name, _of_unit(samples, u)) for u, name in _PANELS]
-    panels = [p for p in panels if p[2]]
-    if not panels:
-        return None
-    traces: list[Plotly] = []
-    layout = _layout(70 + 120 * len(panels), showlegend=True, xaxis=_time_axis(unit[1]))
-    gap = 0.06
-    height = (1 - gap * (len(panels) - 1)) / len(panels)
-    many = len(set(samples["device"])) > 1
-    number = 0
-    for row, (kind, name, groups) in enumerate(panels):
-        axis = "" if row == 0 else str(row + 1)
-        top = 1 - row * (height + gap)
-        domain = [round(max(top - height, 0), 4), round(top, 4)]
-        divisor, shown = _gauge_scale(kind, [samples["value"][i] for rows in groups.values() for i in rows])
-        layout[f"yaxis{axis}"] = _axis(
-            f"{name} ({shown})", domain=domain, rangemode="tozero", fixedrange=True, nticks=4
-        )
-        for (device, metric), picked in groups.items():
-            values = [samples["value"][i] for i in picked]
-            traces.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines",
-                    "yaxis": f"y{axis}",
-                    "name": safe(fmt.title(metric) + (f", GPU {device}" if many else "")),
-                    "x": [round(samples["t_ns"][i] / unit[0], 6) for i in picked],
-                    "y": [round(v / divisor, 5) for v in values],
-                    "customdata": [safe(fmt.quantity(metric, v)) for v in values],
-                    "line": {"color": PALETTE[number % len(PALETTE)], "width": 1.6},
-                    "hovertemplate": f"%{{fullData.name}}: %{{customdata}}<br>at %{{x}} {unit[1]}<extra></extra>",
-                }
-            )
-            number += 1
-    layout["xaxis"]["anchor"] = f"y{len(panels)}" if len(panels) > 1 else "y"
-    return {"data": traces, "layout": layout, "meta": {"time": True}}
-
-
-def _of_unit(samples: PlainTable, unit: str) -> dict[tuple[int, str], list[int]]:
-    groups: dict[tuple[int, str], list[int]] = {}
-    for i, (device, metric, value) in enumerate(
-        zip(samples["device"], samples["metric"], samples["value"], strict=False)
-    ):
-        if unit_of(metric) == unit and fmt.is_number(value):
-            groups.setdefault((device, metric), []).append(i)
-    return groups
-
-
-def _gauge_scale(kind: str, values: Sequence[float]) -> tuple[float, str]:
-    """(what to divide by, the unit shown)."""
-    if kind == "share":
-        return 0.01, "%"
-    if kind == "bytes":
-        return (2.0**30, "GiB") if max(values) >= 2**30 else (2.0**20, "MiB")
-    return 1.0, kind
 
 
 def shade(figure: Plotly, windows: Sequence[tuple[float, float]], unit: tuple[float, str]) -> None:
@@ -390,4 +327,4 @@ def time_range(figures: Sequence[Mapping[str, Any]]) -> list[float] | None:
             if trace["type"] in ("heatmap", "bar") and trace.get("orientation") != "h" and trace["x"]:
                 half = _step(trace["x"]) / 2
                 edges += [min(trace["x"]) - half, max(trace["x"]) + half]
-    return [min(edges), max(edges)] if edges else None
+    return [round(min(edges), 6), round(max(edges), 6)] if edges else None

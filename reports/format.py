@@ -1,4 +1,4 @@
-"""The one place where text for people is made: numbers with units, names, sentences.
+"""The one place where numbers and names become text; ``sentences.py`` and ``truth_line.py`` build on it alone.
 
 Numbers are rounded half to even at three significant digits and keep their trailing zeros, so that a column of
 them reads alike. Units are separated by a space. ``None`` and NaN are never shown as a number.
@@ -178,6 +178,11 @@ def title(name: str) -> str:
     return words[:1].upper() + words[1:]
 
 
+def within(text: str) -> str:
+    """A title as a part of a sentence: its first letter small, unless it begins a name in capitals."""
+    return text[:1].lower() + text[1:] if text[1:2].islower() else text
+
+
 def label(name: str) -> str:
     """A class, state or category as it reads in running text: ``launch_bound`` -> ``launch bound``."""
     return printable(name).replace("_", " ")
@@ -203,10 +208,10 @@ def joined(parts: list[str]) -> str:
 
 
 def cupti_version(number: str) -> str:
-    """``130001`` -> ``13.0.1``; anything else as it is."""
-    if number.isdigit() and len(number) >= 5:
+    """``130001`` -> ``13.0.1``; the running number of libraries before CUDA 13 as ``API 28``."""
+    if number.isdecimal() and number.isascii():
         value = int(number)
-        return f"{value // 10000}.{value // 100 % 100}.{value % 100}"
+        return f"{value // 10000}.{value // 100 % 100}.{value % 100}" if value >= 10000 else f"API {value}"
     return printable(number)
 
 
@@ -285,23 +290,17 @@ def saving(bound: Saving) -> str:
 
 
 def verdict_counts(findings: list[Finding]) -> str:
-    """``1 critical, 2 warnings`` or ``nothing found``."""
+    """``1 critical and 2 warnings``; empty without findings."""
     names = {"critical": ("critical", "critical"), "warning": ("warning", "warnings"), "info": ("note", "notes")}
-    parts = []
-    for severity, (one, many) in names.items():
-        number = sum(f.severity == severity for f in findings)
-        if number:
-            parts.append(plural(number, one, many))
-    return joined(parts) if parts else "nothing found"
+    numbers = {severity: sum(f.severity == severity for f in findings) for severity in names}
+    return joined([plural(numbers[severity], *names[severity]) for severity in names if numbers[severity]])
 
 
 # ---------------------------------------------------------------- plain text
 
 
-_ASCII = str.maketrans(
-    {"µ": "u", "×": "x", "–": "-", "—": "-", "…": "~", "·": "-", "°": "deg ", "±": "+-", "→": "->", "’": "'",
-     "≤": "<=", "≥": ">=", "█": "#", "░": ".", "●": "*", "▲": "!", "✓": "+", "√": "+", "“": '"', "”": '"'}
-)  # fmt: skip
+_ASCII = str.maketrans({"°": "deg ", "±": "+-", "→": "->", "≤": "<=", "≥": ">="})
+_ASCII |= str.maketrans("µ×–—−…·÷’“”█░●✓✗", 'ux---~-/\'""#.*+x')
 
 
 def ascii_only(text: str) -> str:

@@ -21,13 +21,16 @@ from spikeprof.profiler.errors import OutputError
 from spikeprof.reports import figures as fig
 from spikeprof.reports import format as fmt
 from spikeprof.reports import sentences as say
+from spikeprof.reports.gauges import gauges_figure
 from spikeprof.reports.html_tables import HtmlTable, html_table
 from spikeprof.reports.kernel_names import printable
 from spikeprof.reports.model import PlainTable, Report, rows
 from spikeprof.reports.output import write_private
+from spikeprof.reports.truth_line import truth_line
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _STATES = {"value": "fine", "problem": "a problem", "not_measured": "not measured"}
@@ -35,9 +38,9 @@ _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026", 0x202
 
 #: Figures that are drawn as bars inside the cells of the same table.
 _DRAWN_IN_TABLES = ("kernel-totals", "device-busy")
-_KERNEL_COLUMNS = ("name", "launches_count", "total_ns", "gpu_time_share", "mean_ns", "p50_ns", "p90_ns", "p99_ns",
+_KERNEL_COLUMNS = ("kernel", "launches_count", "total_ns", "gpu_time_share", "mean_ns", "p50_ns", "p90_ns", "p99_ns",
                    "max_ns", "wall_share")  # fmt: skip
-_DEVICE_COLUMNS = ("device", "name", "busy_share", "wall_ns", "busy_ns", "gaps_count", "kernels_count",
+_DEVICE_COLUMNS = ("device", "model", "busy_share", "wall_ns", "busy_ns", "gaps_count", "kernels_count",
                    "memory_ops_count", "ranks", "sm_arch", "sm_count", "l2_bytes", "mem_bytes", "mem_peak_bytes_per_s",
                    "uuid")  # fmt: skip
 _OWN_SECTIONS = ("truth", "kernel-latency", "launch-gaps")
@@ -104,9 +107,9 @@ def render_html(report: Report) -> str:
         "heading": printable(report.trace_name),
         "subtitle": say.subtitle(report),
         "command": fmt.command_line(report.manifest.command) if report.manifest.command else "",
-        "truth": say.truth_line(report),
+        "truth": truth_line(report),
         "states": _STATES,
-        "verdict": fmt.verdict_counts(findings),
+        "verdict": say.verdict(report),
         "findings": [_card(f) for f in findings],
         "no_findings": say.nothing_found(report),
         "sections": [{"id": "findings", "nav": "Verdict"}, *body, {"id": "about", "nav": "About"}],
@@ -127,7 +130,19 @@ def render_html(report: Report) -> str:
 def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    return Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined)
+    environment = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined)
+    environment.filters["code"] = _with_code
+    return environment
+
+
+def _with_code(text: str) -> Markup:
+    """A sentence, escaped, with what stands between backticks as code."""
+    from markupsafe import Markup
+
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # a backtick that is not closed is only a backtick
+        return Markup.escape(text)
+    return Markup("").join(Markup("<code>{}</code>").format(p) if i % 2 else p for i, p in enumerate(parts))
 
 
 def _plotly_script() -> str:
@@ -217,7 +232,7 @@ def _timeline(report: Report, unit: tuple[float, str]) -> _Section:
         section.charts += _charts(result, unit, over_time=True)
     samples = report.tables.get("samples")
     if samples:
-        section.charts += _chart("gauges", fig.gauges_figure(samples, unit))
+        section.charts += _chart("gauges", gauges_figure(samples, unit))
     windows = rows(report.tables.get("windows", {}))
     if windows and len({w["rank"] for w in windows}) == 1 == len(report.tables.get("processes", {}).get("rank", [0])):
         for chart in section.charts:
@@ -242,11 +257,16 @@ def _kernel_section(report: Report) -> _Section:
         part = f"the {fmt.count(shown)} that took most time of " if shown < number else ""
         launches = fmt.plural(result.metric("kernels_count") or 0, "launch", "launches")
         section.count = f"{part}{fmt.plural(number, 'kernel')}, {launches}"
-    columns = [c for c in _KERNEL_COLUMNS if c in table]
-    if any((n or 0) > 1 for n in table.get("devices_count", [])):
-        columns.append("devices_count")
-    section.add(html_table("kernels", table, columns), html_table("nodes", result.tables.get("nodes", {})))
+    several = any((n or 0) > 1 for n in table.get("devices_count", []))
+    columns = (*_KERNEL_COLUMNS, "devices_count") if several else _KERNEL_COLUMNS
+    section.add(html_table("kernels", _renamed(table, "kernel"), columns))
+    section.add(html_table("nodes", _renamed(result.tables.get("nodes", {}), "kernel")))
     return section
+
+
+def _renamed(table: PlainTable, name: str) -> PlainTable:
+    """The table with its column ``name`` called after what it names."""
+    return {name if column == "name" else column: values for column, values in table.items()}
 
 
 def _idle_section(report: Report) -> _Section:
@@ -295,7 +315,8 @@ def _machine_section(report: Report) -> _Section:
             for name in names:
                 devices[name] = [by_device.get(d, {}).get(name) for d in devices.get("device", [])]
     section.add(
-        html_table("devices", devices, _DEVICE_COLUMNS), html_table("processes", report.tables.get("processes", {}))
+        html_table("devices", _renamed(devices, "model"), _DEVICE_COLUMNS),
+        html_table("processes", report.tables.get("processes", {})),
     )
     return section
 

@@ -1,45 +1,25 @@
-"""Sentences about a report that every renderer says alike: the truth line, findings, what was not measured.
+"""Sentences about a report that every renderer says alike: headings, idle time, what was not measured.
 
-With ``format.py`` the only place where text for people is made.
+Text for people is made in ``format.py`` (numbers, names, findings), here, and in ``truth_line.py``; nowhere else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from spikeprof.analyzers.base import Metric, Result
+from spikeprof.analyzers.base import Result
 from spikeprof.profiler.units import unit_of
 from spikeprof.reports import format as fmt
 from spikeprof.reports.kernel_names import printable
 from spikeprof.reports.model import Report, rows
 from spikeprof.reports.titles import IDLE_CLASSES
 
-State = Literal["value", "problem", "not_measured"]
-
-#: What the state of a window means, as it reads after a number of windows.
-_WINDOW_STATES = {
-    "clean": "left untraced on purpose",
-    "yielded": "yielded to the program's own profiler",
-    "off": "switched off",
-    "stopped": "after recording had stopped",
-}
-
 #: Titles of analyzers as headings.
 _ANALYZER_TITLES = {"truth": "Truth", "kernel-latency": "Kernel latency", "launch-gaps": "Launch gaps"}
 
 _SOURCES = {"torch.profiler": "imported from torch.profiler", "nsys": "imported from Nsight Systems"}
-
-
-@dataclass(frozen=True, slots=True)
-class TruthItem:
-    """One part of the truth line: what it is about, what is known, and in which of the three states that is."""
-
-    label: str
-    text: str
-    state: State
-    headline: str  # the shortest form, for a tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +29,7 @@ class Missing:
     what: str
     why: str
     how: str
+    in_truth_line: bool = False
 
 
 def analyzer_title(analyzer: str) -> str:
@@ -69,16 +50,13 @@ def subtitle(report: Report) -> list[str]:
     manifest = report.manifest
     parts = [] if manifest.source == "spikeprof" else [_SOURCES.get(manifest.source, printable(manifest.source))]
     devices = report.tables.get("devices", {})
-    names = [printable(str(n)) for n in devices.get("name", []) if n]
-    if names:
-        kinds = dict.fromkeys(names)
-        parts.append(fmt.joined([f"{names.count(n)} × {n}" if names.count(n) > 1 else n for n in kinds]))
-    elif devices.get("device"):
-        parts.append(fmt.plural(len(devices["device"]), "GPU"))
+    if gpus := _gpus(rows(devices)):
+        parts.append(gpus)
     ranks = report.tables.get("processes", {}).get("rank", [])
     if ranks:
         parts.append(fmt.plural(len(ranks), "process", "processes"))
-    parts.append(f"{fmt.duration(manifest.duration_ns)} long")
+    if manifest.duration_ns > 0:
+        parts.append(f"{fmt.duration(manifest.duration_ns)} long")
     if manifest.t0_unix_ns > 0 and (when := fmt.date(manifest.t0_unix_ns)):
         parts.append(when)
     if manifest.exit_code:
@@ -86,138 +64,12 @@ def subtitle(report: Report) -> list[str]:
     return parts
 
 
-# ---------------------------------------------------------------- the truth line
-
-
-def truth_line(report: Report) -> list[TruthItem]:
-    """What every report begins with. Never empty: without the analyzer's answer it says why there is none."""
-    truth = report.result("truth")
-    if truth is None or truth.status in ("error", "not_measured"):
-        why = truth.reason if truth else "the analyzer of truth was not asked"
-        return [TruthItem("Truth", fmt.not_measured(why), "not_measured", "not measured")]
-    metrics = {m.name: m for m in truth.metrics}
-    items = [
-        _step_item(metrics),
-        _origin_item(truth, metrics),
-        _records_item(truth, metrics),
-        _recorded_item(truth, metrics),
-        _libcupti_item(report, truth),
-    ]
-    damaged = rows(truth.tables.get("damaged_tables", {}))
-    if damaged:
-        text = "; ".join(f"{printable(r['table'])}: {printable(r['reason'])}" for r in damaged)
-        items.append(TruthItem("Damaged", text, "problem", fmt.plural(len(damaged), "table")))
-    return items
-
-
-def _value(metrics: dict[str, Metric], name: str) -> float | None:
-    metric = metrics.get(name)
-    return metric.value if metric is not None and fmt.is_number(metric.value) else None
-
-
-def _why(metrics: dict[str, Metric], name: str) -> str:
-    metric = metrics.get(name)
-    return fmt.not_measured(metric.reason if metric else "")
-
-
-def _found(truth: Result, *rules: str) -> bool:
-    return any(f.rule in rules for f in truth.findings)
-
-
-def _step_item(metrics: dict[str, Metric]) -> TruthItem:
-    untraced, traced = _value(metrics, "step_untraced_ns"), _value(metrics, "step_traced_ns")
-    cost = _value(metrics, "tracing_cost_share")
-    if untraced is not None and traced is not None and cost is not None:
-        text = f"{fmt.duration(untraced)} without tracing → {fmt.duration(traced)} with tracing ({fmt.change(cost)})"
-        state: State = "problem" if cost > 0.05 else "value"
-        return TruthItem("Step time", text, state, f"{fmt.duration(untraced)} → {fmt.duration(traced)}")
-    if traced is not None:
-        text = f"{fmt.duration(traced)} with tracing; without: {_why(metrics, 'step_untraced_ns')}"
-        return TruthItem("Step time", text, "not_measured", f"? → {fmt.duration(traced)}")
-    if untraced is not None:
-        text = f"{fmt.duration(untraced)} without tracing; with tracing: {_why(metrics, 'step_traced_ns')}"
-        return TruthItem("Step time", text, "not_measured", f"{fmt.duration(untraced)} → ?")
-    return TruthItem("Step time", _why(metrics, "step_untraced_ns"), "not_measured", "not measured")
-
-
-def _origin_item(truth: Result, metrics: dict[str, Metric]) -> TruthItem:
-    known = _value(metrics, "known_origin_share")
-    if known is None:
-        return TruthItem("Origin", _why(metrics, "known_origin_share"), "not_measured", "not measured")
-    text = f"{fmt.share(known)} of GPU time can be traced to the call that launched it"
-    return TruthItem("Origin", text, "problem" if _found(truth, "origin-unknown") else "value", fmt.share(known))
-
-
-def _records_item(truth: Result, metrics: dict[str, Metric]) -> TruthItem:
-    numbers = {name: _value(metrics, f"{name}_count") for name in ("dropped", "repaired", "set_aside")}
-    kernels = _value(metrics, "kernels_count")
-    head = (
-        f"{fmt.plural(kernels, 'kernel')}; " if kernels is not None else f"kernels {_why(metrics, 'kernels_count')}; "
-    )
-    if any(n is None for n in numbers.values()):
-        return TruthItem("Records", head + fmt.not_measured(), "not_measured", "not measured")
-    if not any(numbers.values()):
-        return TruthItem("Records", head + "none dropped, repaired or set aside", "value", "none lost")
-    body = ", ".join(f"{fmt.count(n or 0)} {fmt.label(name)}" for name, n in numbers.items())
-    reasons = set_aside_reasons(truth)
-    text = f"{head}{body}{f' ({reasons})' if reasons else ''}"
-    lost = (numbers["dropped"] or 0) + (numbers["set_aside"] or 0)
-    worst = next(name for name in ("dropped", "set_aside", "repaired") if numbers[name])
-    short = f"{fmt.count(numbers[worst] or 0)} {fmt.label(worst)}"
-    return TruthItem("Records", text, "problem" if lost else "value", short)
-
-
-def set_aside_reasons(truth: Result) -> str:
-    """``end before start 3, outside of the run 1``: why records were set aside, over all collectors."""
-    sums: dict[str, int] = {}
-    for row in rows(truth.tables.get("set_aside", {})):
-        sums[row["reason"]] = sums.get(row["reason"], 0) + row["records_count"]
-    ordered = sorted(sums.items(), key=lambda item: -item[1])
-    return ", ".join(f"{fmt.label(reason)} {fmt.count(number)}" for reason, number in ordered if number)
-
-
-def _recorded_item(truth: Result, metrics: dict[str, Metric]) -> TruthItem:
-    share = _value(metrics, "recorded_share")
-    if share is None:
-        return TruthItem("Recorded", _why(metrics, "recorded_share"), "not_measured", "not measured")
-    windows = rows(truth.tables.get("not_measured_windows", {}))
-    text = f"{fmt.share(share)} of the time in which the GPU was in use"
-    if windows:
-        text += "; not recorded: " + "; ".join(window_sentence(w) for w in windows[:4])
-        text += f"; and {fmt.plural(len(windows) - 4, 'other reason')}" if len(windows) > 4 else ""
-    wanted = all(w["state"] == "clean" for w in windows)
-    return TruthItem("Recorded", text, "value" if wanted else "problem", fmt.share(share))
-
-
-def window_sentence(window: dict[str, Any]) -> str:
-    """``110 ms in 20 windows left untraced on purpose (--clean-steps)``."""
-    state = _WINDOW_STATES.get(window["state"], fmt.label(window["state"]))
-    reason = f" ({printable(window['reason'])})" if window["reason"] else ""
-    number = window["windows_count"]
-    return f"{fmt.duration(window['total_ns'])} in {fmt.plural(number, 'window')} {state}{reason}"
-
-
-def _libcupti_item(report: Report, truth: Result) -> TruthItem:
-    versions = [v for v in report.tables.get("processes", {}).get("libcupti_version", []) if v]
-    versions = versions or [v for v in [report.manifest.versions.get("libcupti", "")] if v]
-    faults = rows(truth.tables.get("libcupti_faults", {}))
-    if not versions:
-        why = "the recording does not name the version"
-        return TruthItem("libcupti", f"version unknown: {why}", "not_measured", "version unknown")
-    shown = fmt.joined([fmt.cupti_version(str(v)) for v in dict.fromkeys(versions)])
-    if not faults:
-        return TruthItem("libcupti", f"{shown}, no fault known that would touch these numbers", "value", shown)
-    what = [_clause(w) for w in dict.fromkeys(f["what"] for f in faults)]
-    known = fmt.plural(len(what), "known fault")
-    if len(what) > 3:
-        what[2:] = [f"and {len(what) - 2} more in the full report"]
-    return TruthItem("libcupti", f"{shown}, {known}: {'; '.join(what)}", "value", f"{shown}, {known}")
-
-
-def _clause(sentence: str) -> str:
-    """A sentence as a part of another."""
-    text = printable(sentence).rstrip(".")
-    return text[:1].lower() + text[1:] if text[1:2].islower() else text
+def _gpus(devices: list[dict[str, Any]]) -> str:
+    """``2 × NVIDIA H200 (2 of 8)``: the GPUs that worked, of those that the program could see."""
+    used = [d for d in devices if d.get("kernels_count") or d.get("memory_ops_count")] or devices
+    names = [printable(str(d.get("name") or "GPU")) for d in used]
+    kinds = [f"{names.count(n)} × {n}" if names.count(n) > 1 else n for n in dict.fromkeys(names)]
+    return fmt.joined(kinds) + (f" ({len(used)} of {len(devices)})" if len(used) < len(devices) else "")
 
 
 # ---------------------------------------------------------------- idle time
@@ -292,11 +144,12 @@ def _missing_metrics(result: Result) -> Iterator[Missing]:
     by_reason: dict[str, list[str]] = {}
     for metric in result.metrics:
         if metric.value is None or (unit_of(metric.name) and not fmt.is_number(metric.value)):
-            by_reason.setdefault(metric.reason, []).append(fmt.title(metric.name).lower())
+            by_reason.setdefault(metric.reason, []).append(fmt.within(fmt.title(metric.name)))
     for reason, names in by_reason.items():
         text = fmt.joined(list(dict.fromkeys(names)))
         how = printable(result.collect_with)
-        yield Missing(text[:1].upper() + text[1:], printable(reason) or "no reason was recorded", how)
+        why = printable(reason) or "no reason was recorded"
+        yield Missing(text[:1].upper() + text[1:], why, how, result.analyzer == "truth")
 
 
 # ---------------------------------------------------------------- figures and sections
@@ -338,10 +191,27 @@ def notice(result: Result) -> str:
     return f"{what}: {printable(result.reason) or 'no reason was given'}.{how}"
 
 
+def verdict(report: Report) -> str:
+    """``1 critical and 2 warnings``. Without findings, whether anything could be looked at: not seen is not healthy."""
+    counts = fmt.verdict_counts(report.findings())
+    if counts:
+        return counts
+    states = {r.status for r in report.results if r.analyzer != "truth"}
+    return "nothing found" if "ok" in states else "nothing to judge" if "not_applicable" in states else "not measured"
+
+
 def nothing_found(report: Report) -> str:
-    """What stands in place of findings: what was looked at, or that nothing could be."""
-    asked = [analyzer_title(r.analyzer).lower() for r in report.results if r.status == "ok"]
-    return f"Looked at: {fmt.joined(asked)}." if asked else "Nothing could be looked at: see what was not measured."
+    """What stands in place of findings: what was looked at, what not, and why not."""
+    asked = {r.analyzer: r for r in report.results if r.analyzer != "truth"}
+    named = {status: [a for a, r in asked.items() if r.status == status] for status in ("ok", "not_applicable")}
+    unseen = [a for a, r in asked.items() if r.status in ("not_measured", "error")]
+    parts = []
+    if named["ok"]:
+        parts.append(f"Looked at: {fmt.joined([fmt.within(analyzer_title(a)) for a in named['ok']])}.")
+    parts += [f"{analyzer_title(a)} does not apply: {printable(asked[a].reason)}." for a in named["not_applicable"]]
+    if unseen:
+        parts.append(f"Could not be looked at: {fmt.joined([fmt.within(analyzer_title(a)) for a in unseen])}.")
+    return " ".join(parts) or "No question was asked."
 
 
 _COMPONENTS = {"driver": "Driver", "cuda": "CUDA", "python": "Python", "torch": "PyTorch"}

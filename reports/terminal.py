@@ -19,6 +19,7 @@ from spikeprof.reports import format as fmt
 from spikeprof.reports import sentences as say
 from spikeprof.reports.kernel_names import clip, printable, short_names
 from spikeprof.reports.model import PlainTable, Report, rows
+from spikeprof.reports.truth_line import truth_line
 
 MAX_WIDTH = 140
 MAX_TEXT = 100  # longer lines of prose are hard to read
@@ -97,7 +98,7 @@ def _header(screen: _Screen, report: Report) -> None:
 
 def _truth(screen: _Screen, report: Report) -> None:
     screen.heading("How far to trust this")
-    items = say.truth_line(report)
+    items = truth_line(report)
     indent = max(len(item.label) for item in items) + 4
     for item in items:
         mark, style = _MARKS[item.state]
@@ -108,7 +109,7 @@ def _truth(screen: _Screen, report: Report) -> None:
 
 def _verdict(screen: _Screen, report: Report) -> None:
     findings = report.findings()
-    screen.heading(f"Verdict: {fmt.verdict_counts(findings)}")
+    screen.heading(f"Verdict: {say.verdict(report)}")
     if not findings:
         screen.prose(say.nothing_found(report))
     for finding in findings[:MAX_FINDINGS]:
@@ -231,7 +232,7 @@ def _idle(screen: _Screen, report: Report) -> None:
 
 
 def _missing(screen: _Screen, report: Report) -> None:
-    items = say.missing(report)
+    items = [item for item in say.missing(report) if not item.in_truth_line]
     if not items:
         return
     screen.heading("Not measured")

@@ -11,13 +11,14 @@ IDLE_CLASSES = {
     "sync": ("sync", "the host waits for the GPU to finish"),
     "memcpy": ("memcpy", "the host is busy enqueueing copies"),
     "host": ("host", "the program does other work on the host"),
-    "dependency": ("dependency", "queued work waits for another stream or a copy"),
+    "loading": ("loading", "the driver loads or compiles code"),
+    "dependency": ("dependency", "work waits for another stream or a copy"),
     "device": ("device", "the GPU itself between queued work"),
     "cupti_overhead": ("CUPTI", "time that CUPTI says it took itself"),
     "unknown": ("unknown", "the launching call is not known"),
 }
 _IDLE = {"launch": "Launch", "sync": "Sync", "memcpy": "Copy", "host": "Host", "dependency": "Dependency"}
-_IDLE |= {"device": "Device", "cupti_overhead": "CUPTI", "unknown": "Unexplained"}
+_IDLE |= {"device": "Device", "cupti_overhead": "CUPTI", "loading": "Loading", "unknown": "Unexplained"}
 
 #: Titles of metrics whose name alone would not read well. All others are made from the name.
 METRIC_TITLES: dict[str, str] = {

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import tiny
+
+from spikeprof.analyzers.base import Info, Result
+from spikeprof.profiler.trace import Trace
+from spikeprof.reports import build
+from spikeprof.reports.build import build_report
+from spikeprof.reports.model import rows
+
+
+@dataclass(frozen=True)
+class Broken:
+    info: ClassVar[Info] = Info("broken", "Does it break?", needs=())
+
+    def analyze(self, trace: Trace) -> Result:
+        raise ZeroDivisionError("division by zero")
+
+
+def kernel(start: int, end: int, **more: object) -> dict[str, object]:
+    return {"start_ns": start, "end_ns": end, **more}
+
+
+def test_a_fault_of_an_analyzer_becomes_part_of_the_report() -> None:
+    report = build_report(tiny.trace(), "t", [Broken()])
+    assert [(r.analyzer, r.status) for r in report.results] == [("broken", "error")]
+    assert "division by zero" in report.results[0].reason
+
+
+def test_the_registry_is_asked_truth_first() -> None:
+    report = build_report(tiny.trace(kernels=[kernel(0, 10)], memory_ops=[]), "t")
+    assert report.results[0].analyzer == "truth"
+    assert report.trace_name == "t"
+    assert report.result("nobody") is None
+
+
+def test_devices_and_processes_count_their_work() -> None:
+    report = build_report(
+        tiny.trace(
+            kernels=[kernel(0, 10, rank=0, device=0), kernel(5, 9, rank=1, device=2), kernel(6, 7, rank=1, device=2)],
+            memory_ops=[kernel(20, 30, rank=1, device=2)],
+            processes=[{"rank": 0, "pid": 10}, {"rank": 1, "pid": 11}, {"rank": 2, "pid": 12}],
+            devices=[
+                {"rank": 0, "device": 0, "name": "H200"},
+                {"rank": 1, "device": 0, "name": "H200"},
+                {"rank": 1, "device": 1, "name": "H200"},
+            ],
+        ),
+        "t",
+        [],
+    )
+    devices = rows(report.tables["devices"])
+    assert [(d["device"], d["name"], d["ranks"]) for d in devices] == [
+        (0, "H200", "0, 1"),
+        (1, "H200", "1"),
+        (2, None, ""),
+    ]
+    assert report.tables["devices"]["kernels_count"] == [1, 0, 2]
+    assert report.tables["devices"]["memory_ops_count"] == [0, 0, 1]
+    assert report.tables["processes"]["kernels_count"] == [1, 2, 0]
+
+
+def test_without_their_tables_devices_and_processes_come_from_the_work() -> None:
+    report = build_report(tiny.trace(kernels=[kernel(0, 10, rank=3, device=1)]), "t", [])
+    assert report.tables["devices"] == {"device": [1], "kernels_count": [1], "memory_ops_count": [None]}
+    assert report.tables["processes"] == {"rank": [3], "kernels_count": [1], "memory_ops_count": [None]}
+    assert "samples" not in report.tables
+    assert "windows" not in report.tables
+
+
+def test_windows_are_those_not_recorded_longest_first() -> None:
+    windows = [
+        {"state": "traced", "start_ns": 0, "end_ns": 90},
+        {"state": "clean", "start_ns": 90, "end_ns": 95},
+        {"state": "yielded", "start_ns": 95, "end_ns": 200, "reason": "torch.profiler"},
+    ]
+    table = build_report(tiny.trace(windows=windows), "t", []).tables["windows"]
+    assert table["state"] == ["yielded", "clean"]
+    assert table["start_ns"] == [95, 90]
+
+
+def test_few_samples_stay_as_they_are() -> None:
+    samples = [
+        {"t_ns": 0, "metric": "power_w", "value": 100.0},
+        {"t_ns": 5, "metric": "power_w", "value": float("nan")},
+        {"t_ns": 10, "metric": "power_w", "value": 300.0},
+        {"t_ns": 10, "metric": "sm_clock_mhz", "value": 1980.0, "device": 1},
+    ]
+    assert build_report(tiny.trace(samples=samples), "t", []).tables["samples"] == {
+        "device": [0, 0, 1],
+        "metric": ["power_w", "power_w", "sm_clock_mhz"],
+        "t_ns": [0, 10, 10],
+        "value": [100.0, 300.0, 1980.0],
+    }
+
+
+def test_many_samples_become_means_of_equal_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "MAX_SAMPLE_POINTS", 2)
+    # [0, 3] and [4, 7]: values 0 1 2 3 and 4 5 6 7, taken at their own times
+    samples = [{"t_ns": t, "metric": "power_w", "value": float(t)} for t in range(8)]
+    table = build_report(tiny.trace(samples=samples), "t", []).tables["samples"]
+    assert table["value"] == [1.5, 5.5]
+    assert table["t_ns"] == [1, 5]
+
+
+def test_stretches_without_a_sample_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "MAX_SAMPLE_POINTS", 4)
+    times = np.array([0, 1, 2, 3, 100], np.int64)  # stretches of 25.25 ns: all but the last in the first one
+    assert build._binned(times, times.astype(float)) == ([1, 100], [1.5, 100.0])
+
+
+def test_the_inventory_names_what_is_damaged() -> None:
+    trace = Trace(tiny.trace().manifest, {}, {"kernels": "kernels.parquet is damaged: no footer"})
+    inventory = {r["table"]: (r["state"], r["reason"]) for r in rows(build_report(trace, "t", []).tables["inventory"])}
+    assert inventory["kernels"] == ("damaged", "kernels.parquet is damaged: no footer")
+    assert inventory["ops"] == ("absent", "")
+
+
+def test_findings_come_gravest_first() -> None:
+    from reports import fabricated
+
+    assert [f.rule for f in fabricated.rich().findings()] == ["launch-bound", "long-tail", "records-set-aside"]
