@@ -2,7 +2,8 @@
 
 Idle is active time without any kernel, copy or memset; a gap is one stretch of it. Each nanosecond of each gap has
 exactly one class, after the work that ends the gap and the call that launched that work: ``launch``, ``sync``,
-``memcpy``, ``host`` (the host was late), ``dependency``, ``device`` (work was queued), ``cupti_overhead``, ``unknown``.
+``memcpy``, ``loading``, ``host`` (the host was late), ``dependency``, ``device`` (work was queued), ``cupti_overhead``,
+``unknown``.
 Shares are of a device's wall: the time from its first to its last work in each recorded window.
 
 launch-bound
@@ -31,6 +32,15 @@ How it is found: the class ``host`` (the launching thread was in no recorded cal
 a device's wall. The part that follows a wait for the GPU is given beside it: there the host could not run ahead.
 
 What to do: move that work off the launching thread or behind the next launch (prepare step n+1 during n).
+
+code-loading
+------------
+What it means: the GPU waits while the driver loads or compiles code, which happens once per kernel and process.
+
+How it is found: the class ``loading`` (CUPTI tells of it, or a launch call lasts longer than ``slow_launch_ns``) is at
+least ``min_class_share`` of a device's wall.
+
+What to do: run every shape once before measuring or serving; or load code at start-up (``CUDA_MODULE_LOADING=EAGER``).
 
 copy-bound
 ----------
@@ -97,6 +107,7 @@ _RULES = {
     "launch-bound": ("launch", "Capture the step in a CUDA graph, or launch fewer, larger kernels."),
     "sync-bound": ("sync", "Remove waits for the GPU from the loop (.item(), .cpu(), blocking copies)."),
     "host-bound": ("host", "Prepare the next step's host work while the GPU runs this one."),
+    "code-loading": ("loading", "Run every shape once before measuring or serving."),
     "copy-bound": ("memcpy", "Copy from pinned memory with non_blocking=True, and merge small copies."),
     "dependency-stalls": ("dependency", "Overlap copies and other streams with independent work."),
     "profiler-idle": ("cupti_overhead", "Judge idle time without this class, or record in windows (--window)."),
@@ -110,6 +121,7 @@ class LaunchGaps:
     min_class_share: float = 0.10
     min_known_origin_share: float = 0.9
     dispatch_limit_ns: int = 50_000
+    slow_launch_ns: int = 1_000_000
     longest_count: int = 20
     bins_count: int = 60
 
@@ -122,6 +134,7 @@ class LaunchGaps:
             Rule("launch-bound", "The GPU waits for launches", "warning"),
             Rule("sync-bound", "The GPU waits while the host waits for it", "warning"),
             Rule("host-bound", "The GPU waits for work on the host", "warning"),
+            Rule("code-loading", "The GPU waits while code is loaded or compiled", "warning"),
             Rule("copy-bound", "The GPU waits while copies are enqueued", "warning"),
             Rule("dependency-stalls", "Queued work waits for another stream or a copy", "warning"),
             Rule("profiler-idle", "Part of the idle time may come from recording", "info"),
@@ -141,7 +154,8 @@ class LaunchGaps:
         gaps = find_gaps(work, devices, calls)
         known = linked_share(work, calls)
         why_not = self._why_not(trace, known)
-        classes = {} if why_not else classify(trace, work, gaps, self.dispatch_limit_ns)
+        limits = (self.dispatch_limit_ns, self.slow_launch_ns)
+        classes = {} if why_not else classify(trace, work, gaps, *limits)
         if "overheads" not in trace:
             classes.pop("cupti_overhead", None)
         spent = {name: _per_device(pieces, gaps, devices) for name, pieces in classes.items()}

@@ -3,15 +3,16 @@
 A gap is one stretch of idle time of one device. The piece of work that ends it, and the call that launched that
 work, decide whose time it was:
 
-* ``cupti_overhead``: CUPTI's own overhead records of that process overlap it (driver work that CUPTI only
-  reports, such as module loading, does not count);
+* ``cupti_overhead``: CUPTI's own overhead records of that process overlap it;
 * ``device``, ``dependency``: the launching call had returned before the gap began, so the work was queued and
   the GPU itself was late: ``device`` behind work of the same stream or within one graph replay, ``dependency``
   behind work of another stream or a copy;
-* otherwise the host was late. Up to the start of the launching call, by what the launching thread was in:
-  ``sync`` (a call that waits for the GPU), ``memcpy`` (a call that enqueues a copy), ``launch`` (a call that
-  launches, or the time between two enqueueing calls at most ``dispatch_limit_ns`` apart), ``host`` (anything
-  else). From the start of the launching call on: ``memcpy`` when it copies, else ``launch``;
+* otherwise the host was late: ``loading`` where CUPTI tells of the driver loading or compiling code. Else, up to the
+  start of the launching call, by what the launching thread was in: ``sync`` (a call that waits for the GPU),
+  ``memcpy`` (a call that enqueues a copy), ``loading`` (a launch call longer than ``slow_launch_ns``: nobody
+  waits that long only to launch), ``launch`` (any other launch call, or the time between two enqueueing calls at
+  most ``dispatch_limit_ns`` apart), ``host`` (anything else). From the start of the launching call on: ``memcpy`` when
+  it copies, ``loading`` while it lasts when it is that slow, else ``launch``;
 * ``unknown``: the launching call is not known.
 """
 
@@ -38,10 +39,11 @@ from spikeprof.analyzers.derived.work import CALL_KINDS, DeviceTime, GpuWork, ca
 from spikeprof.profiler.trace import Trace
 
 #: Every class of idle time, in the order in which figures stack them.
-CLASSES = ("launch", "sync", "memcpy", "host", "dependency", "device", "cupti_overhead", "unknown")
+CLASSES = ("launch", "sync", "memcpy", "host", "loading", "dependency", "device", "cupti_overhead", "unknown")
 
 #: Kinds of CUPTI overhead records that tell of the driver's time, not of the profiler's.
-DRIVER_KINDS = ("driver_compiler", "runtime_triggered_module_loading", "lazy_function_loading", "command_buffer_full")
+LOADING_KINDS = ("driver_compiler", "runtime_triggered_module_loading", "lazy_function_loading")
+QUEUE_KINDS = ("command_buffer_full",)
 
 
 class Gaps(NamedTuple):
@@ -108,37 +110,35 @@ def _of(pieces: Pieces, chosen: Bools) -> Pieces:
     return Pieces(pieces.start[kept], pieces.end[kept], pieces.gap[kept])
 
 
-def classify(trace: Trace, work: GpuWork, gaps: Gaps, limit_ns: int) -> dict[str, Pieces]:
-    """Cut every gap into pieces of one class each: the pieces of each of ``CLASSES``. Needs ``runtime_calls``.
-
-    ``limit_ns`` is the longest time between two enqueueing calls that still counts as launching.
-    """
+def classify(trace: Trace, work: GpuWork, gaps: Gaps, dispatch_limit_ns: int, slow_launch_ns: int) -> dict[str, Pieces]:
+    """Cut every gap into pieces of one class each: the pieces of each of ``CLASSES``. Needs ``runtime_calls``."""
     kinds = _kinds(trace)
     # First, while little else is held: this takes the most memory.
-    thread, sets = _host_calls(trace, gaps, kinds, limit_ns)
-    copying = np.isin(_of_calls(kinds, gaps), [CALL_KINDS.index("copy"), CALL_KINDS.index("sync")])
-    overhead, rest = _cut(whole_gaps(gaps), *_overheads(trace, work.rank[gaps.after], gaps))
+    thread, calls = _host_calls(trace, gaps, kinds, dispatch_limit_ns, slow_launch_ns)
+    copies = np.isin(_of_calls(kinds, gaps), [CALL_KINDS.index("copy"), CALL_KINDS.index("sync")])
+    rank, driver = _overheads(trace, work.rank[gaps.after], gaps)
     known = gaps.call >= 0
-    launch_start = _of_calls(trace.column("runtime_calls", "start_ns"), gaps)
     launch_end = _of_calls(trace.column("runtime_calls", "end_ns"), gaps)
-    same_stream = work.rank[gaps.before] == work.rank[gaps.after]
-    for column in ("context_id", "stream"):
-        before, after = (work_column(trace, work, column, pieces) for pieces in (gaps.before, gaps.after))
-        same_stream &= before == after
-    in_graph = work_column(trace, work, "graph_id", gaps.after) != 0
-    replay = known & (gaps.call == gaps.call_before) & in_graph
+    replay = known & (gaps.call == gaps.call_before) & (work_column(trace, work, "graph_id", gaps.after) != 0)
     queued = known & ((launch_end <= gaps.start) | replay)
-    inline = replay | (same_stream & ~work.is_copy[gaps.before])
-    late = known & ~queued
-    middle = np.clip(launch_start, gaps.start, gaps.end)
-    host = _clip(_of(rest, late), gaps.start, middle)
-    waiting = _clip(_of(rest, late), middle, gaps.end)
-    sync, host = _cut(host, thread, sets["sync"])
-    copy, host = _cut(host, thread, sets["copy"])
-    dispatch, host = _cut(host, thread, sets["launch"])
-    launch, memcpy = _join(dispatch, _of(waiting, ~copying)), _join(copy, _of(waiting, copying))
-    found = (launch, sync, memcpy, host, _of(rest, queued & ~inline), _of(rest, queued & inline), overhead)
-    return dict(zip(CLASSES, (*found, _of(rest, ~known)), strict=True))
+    inline = replay | (_same_stream(trace, work, gaps) & ~work.is_copy[gaps.before])
+
+    found: dict[str, Pieces] = {}
+    found["cupti_overhead"], rest = _cut(whole_gaps(gaps), rank, driver["own"])
+    found["unknown"] = _of(rest, ~known)
+    found["device"], found["dependency"] = _of(rest, queued & inline), _of(rest, queued & ~inline)
+    loading, late = _cut(_of(rest, known & ~queued), rank, driver["loading"])
+    middle = np.clip(_of_calls(trace.column("runtime_calls", "start_ns"), gaps), gaps.start, gaps.end)
+    host, waiting = _clip(late, gaps.start, middle), _clip(late, middle, gaps.end)
+    slow, launching = _cut(_of(waiting, ~copies), thread, calls["slow"])
+    found["sync"], host = _cut(host, thread, calls["sync"])
+    copying, host = _cut(host, thread, calls["copy"])
+    slow_before, host = _cut(host, thread, calls["slow"])
+    dispatch, found["host"] = _cut(host, thread, calls["launch"])
+    found["memcpy"] = _join(copying, _of(waiting, copies))
+    found["loading"] = _join(loading, slow, slow_before)
+    found["launch"] = _join(dispatch, launching)
+    return {name: found[name] for name in CLASSES}
 
 
 def following(pieces: Pieces, others: Pieces) -> Pieces:
@@ -147,8 +147,17 @@ def following(pieces: Pieces, others: Pieces) -> Pieces:
     return Pieces(pieces.start[kept], pieces.end[kept], pieces.gap[kept])
 
 
-def _join(a: Pieces, b: Pieces) -> Pieces:
-    return Pieces(*(np.concatenate(pair) for pair in zip(a, b, strict=True)))
+def _join(*several: Pieces) -> Pieces:
+    return Pieces(*(np.concatenate(column) for column in zip(*several, strict=True)))
+
+
+def _same_stream(trace: Trace, work: GpuWork, gaps: Gaps) -> Bools:
+    """Whether the work before and after each gap ran on the same stream of the same context."""
+    same: Bools = work.rank[gaps.before] == work.rank[gaps.after]
+    for column in ("context_id", "stream"):
+        before, after = (work_column(trace, work, column, pieces) for pieces in (gaps.before, gaps.after))
+        same &= before == after
+    return same
 
 
 def _of_calls(column: Ints, gaps: Gaps) -> Ints:
@@ -162,22 +171,31 @@ def _kinds(trace: Trace) -> Ints:
     return call_kinds(labels)[codes] if labels else ints([])
 
 
-def _overheads(trace: Trace, rank: Integers, gaps: Gaps) -> tuple[Ints, Spans]:
-    """CUPTI's own time, in one lane per rank: (shift per gap, set)."""
+def _overheads(trace: Trace, rank: Integers, gaps: Gaps) -> tuple[Ints, dict[str, Spans]]:
+    """CUPTI's own time and the driver's loading, in one lane per rank: (shift per gap, sets)."""
     if "overheads" not in trace:
-        return np.zeros(len(rank), np.int64), EMPTY
+        return np.zeros(len(rank), np.int64), {"own": EMPTY, "loading": EMPTY}
     codes, labels = trace.codes("overheads", "kind")
-    own = [i for i, label in enumerate(labels) if label.lower().replace(" ", "_") not in DRIVER_KINDS]
-    rows = np.flatnonzero(np.isin(codes, own))
-    start, end = trace.column("overheads", "start_ns")[rows], trace.column("overheads", "end_ns")[rows]
-    groups, count = group_codes(np.concatenate([trace.column("overheads", "rank")[rows], rank]))
+    start, end = trace.column("overheads", "start_ns"), trace.column("overheads", "end_ns")
+    groups, count = group_codes(np.concatenate([trace.column("overheads", "rank"), rank]))
     lanes = Lanes.of(count, start, end, gaps.start, gaps.end)
     shift = lanes.shift(groups)
-    return shift[len(rows) :], union(start + shift[: len(rows)], end + shift[: len(rows)])
+    start, end = start + shift[: len(start)], end + shift[: len(end)]
+    kinds = [label.lower().replace(" ", "_") for label in labels]
+    loading = np.isin(codes, [i for i, kind in enumerate(kinds) if kind in LOADING_KINDS])
+    own = np.isin(codes, [i for i, kind in enumerate(kinds) if kind not in LOADING_KINDS + QUEUE_KINDS])
+    sets = {"own": union(start[own], end[own]), "loading": union(start[loading], end[loading])}
+    return shift[len(start) :], sets
 
 
-def _host_calls(trace: Trace, gaps: Gaps, kind: Ints, limit_ns: int) -> tuple[Ints, dict[str, Spans]]:
-    """What launching threads were in, in one lane per thread: (shift per gap, set per kind of call)."""
+def _host_calls(
+    trace: Trace, gaps: Gaps, kind: Ints, dispatch_limit_ns: int, slow_launch_ns: int
+) -> tuple[Ints, dict[str, Spans]]:
+    """What launching threads were in, in one lane per thread: (shift per gap, sets).
+
+    The sets: ``sync``, ``copy``, ``slow`` (launch calls too long for launching) and ``launch`` (launch calls, and the
+    time between enqueueing calls in a row).
+    """
     start, end = trace.column("runtime_calls", "start_ns"), trace.column("runtime_calls", "end_ns")
     threads, count = group_codes(trace.column("runtime_calls", "rank"), trace.column("runtime_calls", "thread_id"))
     lanes = Lanes.of(count, start, end, gaps.start, gaps.end)
@@ -187,11 +205,13 @@ def _host_calls(trace: Trace, gaps: Gaps, kind: Ints, limit_ns: int) -> tuple[In
     order = np.argsort(start, kind="stable")
     start, end, kind, thread = start[order], end[order], kind[order], threads[rows][order]
     sets = {name: union(start[kind == i], end[kind == i]) for i, name in enumerate(CALL_KINDS)}
+    slow = (kind == CALL_KINDS.index("launch")) & (end - start > slow_launch_ns)
+    sets["slow"] = union(start[slow], end[slow])
     # Between two enqueueing calls in a row the thread was on its way to the next launch.
     reach = np.maximum.accumulate(end)
     enqueues = np.isin(kind, [CALL_KINDS.index("launch"), CALL_KINDS.index("copy")])
     in_a_row = enqueues[:-1] & enqueues[1:] & (thread[:-1] == thread[1:])
-    chained = np.flatnonzero(in_a_row & (start[1:] - reach[:-1] <= limit_ns))
+    chained = np.flatnonzero(in_a_row & (start[1:] - reach[:-1] <= dispatch_limit_ns))
     launches = sets["launch"]
     sets["launch"] = union(
         np.concatenate([launches.starts, reach[chained]]), np.concatenate([launches.ends, start[chained + 1]])

@@ -117,12 +117,26 @@ def test_the_profilers_own_time_comes_first_and_the_drivers_is_not_the_profilers
     overheads = [
         {"start_ns": 90, "end_ns": 150, "kind": "buffer_flush"},
         {"start_ns": 140, "end_ns": 160, "kind": "Resource"},
+        {"start_ns": 160, "end_ns": 190, "kind": "command_buffer_full"},
         {"start_ns": 200, "end_ns": 300, "kind": "Lazy Function Loading"},
         {"start_ns": 200, "end_ns": 300, "kind": "buffer_flush", "rank": 1},
     ]
     found = LaunchGaps(dispatch_limit_ns=0).analyze(trace(kernels, calls, overheads=overheads))
-    assert classes(found) == {"cupti_overhead": 60, "host": 140, "launch": 100}
+    assert classes(found) == {"cupti_overhead": 60, "host": 40, "loading": 100, "launch": 100}
     assert found.metric("idle_without_cupti_share") == 240 / 440
+
+
+def test_a_launch_call_that_takes_long_loads_code():
+    kernels = [kernel(0, 100, 1), kernel(2_000_600, 2_000_700, 2), kernel(4_000_000, 4_000_100, 4)]
+    calls = [call(0, 5, 1), call(500, 2_000_500, 2), call(2_000_800, 3_900_000, 3), call(3_999_000, 3_999_500, 4)]
+    found = LaunchGaps(dispatch_limit_ns=0).analyze(trace(kernels, calls, duration_ns=10_000_000))
+    # its own call 500–2,000,500 and one before it 2,000,800–3,900,000
+    assert classes(found) == {"host": 400 + 100 + 99_000, "loading": 2_000_000 + 1_899_200, "launch": 100 + 1000}
+    assert [f.rule for f in found.findings] == ["code-loading"]
+    patient = LaunchGaps(dispatch_limit_ns=0, slow_launch_ns=2_000_000).analyze(
+        trace(kernels, calls, duration_ns=10_000_000)
+    )
+    assert patient.metric("idle_loading_ns") == 0
 
 
 def test_idle_is_span_less_union_over_all_streams():

@@ -13,6 +13,7 @@ from spikeprof.analyzers.launch_gaps import LaunchGaps
 
 END = 64
 LIMIT_NS = 4
+SLOW_NS = 2
 NAMES = ("cudaLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemcpy", "cudaStreamSynchronize", "cudaMalloc")
 LAUNCHES, COPIES = NAMES[:2], NAMES[2:3]
 WAITS = NAMES[3:5]
@@ -101,18 +102,27 @@ def class_of(t: int, mine: list[dict], tables: dict[str, list[dict]]) -> str:
         found = "device"
     elif launch["end_ns"] <= gap_start:
         found = "device" if same else "dependency"
+    elif covered([r for r in tables["overheads"] if r["rank"] == after["rank"] and r not in own], t):
+        found = "loading"
+    elif t >= launch["start_ns"] and launch["name"] in COPIES + WAITS:
+        found = "memcpy"
     elif t >= launch["start_ns"]:
-        found = "memcpy" if launch["name"] in COPIES + WAITS else "launch"
+        same_thread = [c for c in calls if all(c[k] == launch[k] for k in ("rank", "thread_id"))]
+        found = "loading" if covered(slow(same_thread), t) else "launch"
     else:
         found = class_of_host(t, [c for c in calls if all(c[k] == launch[k] for k in ("rank", "thread_id"))])
     return found
+
+
+def slow(calls: list[dict]) -> list[dict]:
+    return [c for c in calls if c["name"] in LAUNCHES and c["end_ns"] - c["start_ns"] > SLOW_NS]
 
 
 def class_of_host(t: int, calls: list[dict]) -> str:
     """What a thread with these calls was doing at ``t``."""
     for names, found in ((WAITS, "sync"), (COPIES, "memcpy"), (LAUNCHES, "launch")):
         if covered([c for c in calls if c["name"] in names], t):
-            return found
+            return "loading" if found == "launch" and covered(slow(calls), t) else found
     known = [c for c in calls if c["name"] != "cudaMalloc"]
     for i in range(1, len(known)):
         free = max(c["end_ns"] for c in known[:i])
@@ -131,7 +141,7 @@ def origin(op: dict, calls: list[dict]) -> dict | None:
 @given(st.one_of(traces, programs()))
 def test_every_nanosecond_of_idle_time_has_the_class_that_its_definition_gives(tables):
     trace = tiny.trace(duration_ns=END, **tables)
-    result = LaunchGaps(min_known_origin_share=0.0, dispatch_limit_ns=LIMIT_NS).analyze(trace)
+    result = LaunchGaps(min_known_origin_share=0.0, dispatch_limit_ns=LIMIT_NS, slow_launch_ns=SLOW_NS).analyze(trace)
     expected = slow_classes(tables)
     if not expected:
         assert result.status == "not_applicable"
