@@ -8,8 +8,8 @@ many-tiny-kernels
 What it means: most launches run for so short a time that launching them, not computing, sets the pace.
 
 How it is found: at least ``min_tiny_launches_share`` of all kernels are shorter than ``tiny_ns``, and either
-they are at least ``min_tiny_time_share`` of the kernels' time or the devices idle for at least
-``min_idle_share`` of the wall.
+they are at least ``min_tiny_time_share`` of the kernels' time, or gaps of at most ``short_gap_ns`` between pieces of
+work are at least ``min_short_gaps_share`` of the wall (longer gaps have other causes: see launch-gaps).
 
 What to do: capture the step in a CUDA graph, or fuse the kernels (``torch.compile``, fused operators).
 
@@ -87,7 +87,8 @@ class KernelLatency:
     tiny_ns: int = 5_000
     min_tiny_launches_share: float = 0.5
     min_tiny_time_share: float = 0.2
-    min_idle_share: float = 0.2
+    short_gap_ns: int = 50_000
+    min_short_gaps_share: float = 0.2
     tail_ratio: float = 3.0
     min_tail_samples_count: int = 100
     min_tail_time_share: float = 0.01
@@ -153,25 +154,28 @@ class KernelLatency:
 
     def _tiny(self, trace: Trace, kernels: _Kernels, devices: list[DeviceTime]) -> list[Finding]:
         launches, time_share = (metric.value or 0.0 for metric in self._tiny_metrics(kernels))
-        wall, idle = sum(d.wall_ns for d in devices), sum(d.idle_ns for d in devices)
-        idle_share = idle / wall if wall else 0.0
-        busy_with_them = time_share >= self.min_tiny_time_share
-        if launches < self.min_tiny_launches_share or not (busy_with_them or idle_share >= self.min_idle_share):
+        wall = sum(d.wall_ns for d in devices)
+        gaps = [d.idle.starts for d in devices], [d.idle.ends for d in devices]
+        gap_start, gap_end = (np.concatenate([ints([]), *part]) for part in gaps)
+        short = gap_end - gap_start <= self.short_gap_ns
+        gap_share = int((gap_end - gap_start)[short].sum()) / wall if wall else 0.0
+        harm = time_share >= self.min_tiny_time_share or gap_share >= self.min_short_gaps_share
+        if launches < self.min_tiny_launches_share or not harm:
             return []
         tiny = np.flatnonzero(kernels.length < self.tiny_ns)
         in_graphs = float((trace.column("kernels", "graph_id")[kernels.rows[tiny]] != 0).mean())
         evidence = (
             Evidence("tiny_launches_share", launches, self.min_tiny_launches_share, "min_tiny_launches_share"),
             Evidence("tiny_time_share", time_share, self.min_tiny_time_share, "min_tiny_time_share"),
-            Evidence("idle_share", idle_share, self.min_idle_share, "min_idle_share"),
+            Evidence("short_gaps_share", gap_share, self.min_short_gaps_share, "min_short_gaps_share"),
             Evidence("tiny_kernels_count", len(tiny)),
             Evidence("tiny_in_graphs_share", in_graphs),
         )
         graph = "Capture the step in a CUDA graph, or fuse the kernels (torch.compile, fused operators)."
         fuse = "Fuse the kernels of the graph (torch.compile, fused operators)."
-        starts = [kernels.start[tiny], *(d.idle.starts for d in devices)]
-        ends = [kernels.end[tiny], *(d.idle.ends for d in devices)]
-        bound = total(union(np.concatenate(starts), np.concatenate(ends)))  # devices idle at once count once
+        starts = np.concatenate([kernels.start[tiny], gap_start[short]])
+        ends = np.concatenate([kernels.end[tiny], gap_end[short]])
+        bound = total(union(starts, ends))  # what happens on several devices at once counts once
         action = fuse if in_graphs > 0.5 else graph
         return [Finding("many-tiny-kernels", "warning", {}, evidence, action, Saving(bound, "total"))]
 

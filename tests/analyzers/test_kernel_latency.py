@@ -170,9 +170,23 @@ def test_many_tiny_kernels():
     values = {e.metric: e.value for e in finding.evidence}
     assert finding.rule == "many-tiny-kernels"
     assert values["tiny_launches_share"] == values["tiny_time_share"] == 1.0
-    assert values["idle_share"] == pytest.approx(99 * 8_000 / 992_000)
+    assert values["short_gaps_share"] == pytest.approx(99 * 8_000 / 992_000)
     assert finding.saving.upper_bound_ns == 992_000
     assert "CUDA graph" in finding.recommendation
+
+
+def test_long_gaps_are_not_blamed_on_tiny_kernels():
+    # two tiny kernels and one long one every millisecond: 66 % of the launches, 1 % of the time, idle for long
+    kernels = [
+        kernel(i * 1_000_000 + at, i * 1_000_000 + at + ns)
+        for i in range(100)
+        for at, ns in ((0, 2_000), (2_000, 2_000), (4_000, 300_000))
+    ]
+    found = KernelLatency(tail_ratio=1e9).analyze(trace(kernels, duration_ns=100_000_000))
+    assert rules(found) == []
+    assert found.metric("busy_share") < 0.4
+    patient = KernelLatency(tail_ratio=1e9, short_gap_ns=1_000_000).analyze(trace(kernels, duration_ns=100_000_000))
+    assert rules(patient) == ["many-tiny-kernels"]
 
 
 def test_tiny_kernels_of_a_graph_are_to_be_fused():
