@@ -80,6 +80,7 @@ import numpy as np
 from spikeprof.analyzers.base import Evidence, Figure, Finding, Info, Metric, Result, Rule, Saving, Status
 from spikeprof.analyzers.derived import (
     CLASSES,
+    Bools,
     DeviceTime,
     Gaps,
     GpuWork,
@@ -98,6 +99,7 @@ from spikeprof.analyzers.derived import (
     total,
     union,
     whole_gaps,
+    work_column,
 )
 from spikeprof.profiler.trace import Trace
 
@@ -163,7 +165,8 @@ class LaunchGaps:
             *_totals(gaps, devices, known if "runtime_calls" in trace else None),
             *_class_metrics(trace, spent, why_not, wall, devices),
         )
-        findings = tuple(f for rule in self.info.rules for f in self._find(rule, classes, spent, gaps, devices))
+        in_graph = work_column(trace, work, "graph_id", gaps.after) != 0
+        findings = tuple(f for rule in self.info.rules for f in self._find(rule, classes, gaps, devices, in_graph))
         tables = {
             "devices": _device_table(devices, gaps, spent),
             "longest": _longest(trace, work, gaps, classes, self.longest_count),
@@ -199,24 +202,27 @@ class LaunchGaps:
         self,
         rule: Rule,
         classes: dict[str, Pieces],
-        spent: dict[str, Ints],
         gaps: Gaps,
         devices: list[DeviceTime],
+        in_graph: Bools,
     ) -> list[Finding]:
-        """The device on which the class takes the largest share of the wall, where that is too much."""
+        """The device on which the class takes the largest share of the wall, where that is too much.
+
+        ``in_graph``: per gap, whether a CUDA graph launched the work that ends it.
+        """
         name, action = _RULES[rule.name]
         if name not in classes:
             return []
-        shares = spent[name] / np.maximum([d.wall_ns for d in devices], 1)
+        spent = _per_device(pieces, gaps, devices)
+        shares = spent / np.maximum([d.wall_ns for d in devices], 1)
         worst = int(np.argmax(shares))
         if shares[worst] < self.min_class_share:
             return []
-        pieces = classes[name]
         of_gap = np.bincount(pieces.gap, pieces.end - pieces.start, minlength=len(gaps.start))
         of_gap = of_gap[(gaps.device == devices[worst].device) & (of_gap > 0)]
         evidence: tuple[Evidence, ...] = (
-            Evidence(f"idle_{name}_share", float(shares[worst]), self.min_class_share, "min_class_share"),
-            Evidence(f"idle_{name}_ns", int(spent[name][worst])),
+            Evidence(f"idle_{name}_share", float(shares[worst]), self.min_class_share, "min_class_share", "inferred"),
+            Evidence(f"idle_{name}_ns", int(spent[worst]), basis="inferred"),
             Evidence("idle_share", devices[worst].idle_ns / devices[worst].wall_ns),
             Evidence("gaps_count", len(of_gap)),
             Evidence("median_part_of_gap_ns", float(np.median(of_gap))),
@@ -225,6 +231,9 @@ class LaunchGaps:
         if name == "host":
             after_sync = following(pieces, classes["sync"])
             evidence += (Evidence("idle_host_after_sync_ns", int(_per_device(after_sync, gaps, devices)[worst])),)
+        length = pieces.end - pieces.start
+        if name == "launch" and 2 * int(length[in_graph[pieces.gap]].sum()) > int(length.sum()):
+            action = "Launch fewer, larger graphs, and each before the one before it ends."
         bound = Saving(total(union(pieces.start, pieces.end)), "total")  # devices idle at once count once
         return [Finding(rule.name, rule.severity, {"device": devices[worst].device}, evidence, action, bound)]
 

@@ -260,6 +260,14 @@ def test_each_way_of_being_late_has_its_rule(name, rule):
     assert finding.scope == {"device": 0}
 
 
+def test_late_graph_launches_are_not_to_be_cured_by_a_graph():
+    kernels = [kernel(0, 100, 1, graph_id=4), kernel(300, 400, 2, graph_id=4)]
+    found = LaunchGaps().analyze(trace(kernels, [call(0, 9, 1), call(100, 290, 2, "cudaGraphLaunch")]))
+    (finding,) = found.findings
+    assert finding.rule == "launch-bound"
+    assert finding.recommendation == "Launch fewer, larger graphs, and each before the one before it ends."
+
+
 def test_dependency_and_profiler_rules():
     kernels = [kernel(0, 100, 1, stream=1), kernel(200, 300, 2, stream=2), kernel(400, 500, 3, stream=2)]
     overheads = [{"start_ns": 310, "end_ns": 390, "kind": "instrumentation"}]
