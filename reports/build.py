@@ -50,45 +50,43 @@ def build_report(trace: Trace, trace_name: str, analyzers: Iterable[Analyzer] | 
     return Report(trace.manifest, results, trace_name, tables=tables)
 
 
-def _counted(trace: Trace, table: str, column: str, keys: list[int]) -> list[int | None]:
-    """How many rows of a table have each key; None where the table was not collected."""
-    if table not in trace:
-        return [None] * len(keys)
-    found, numbers = np.unique(trace.column(table, column), return_counts=True)
-    by_key = dict(zip(found.tolist(), numbers.tolist(), strict=True))
-    return [by_key.get(key, 0) for key in keys]
+def _tally(trace: Trace, table: str, column: str) -> dict[int, int]:
+    """How many rows of a table have each value of an ordinal column."""
+    values = trace.column(table, column)
+    if len(values) and int(values.min()) >= 0 and int(values.max()) < 65_536:  # far cheaper than a sort
+        numbers = np.bincount(values)
+        found = np.flatnonzero(numbers)
+        return dict(zip(found.tolist(), numbers[found].tolist(), strict=True))
+    found, numbers = np.unique(values, return_counts=True)
+    return dict(zip(found.tolist(), numbers.tolist(), strict=True))
 
 
-def _ordinals(trace: Trace, column: str) -> list[int]:
-    """Every rank or device that did GPU work."""
-    seen: set[int] = set()
-    for table in GPU_WORK_TABLES:
-        if table in trace:
-            seen.update(np.unique(trace.column(table, column)).tolist())
-    return sorted(seen)
+def _tallies(trace: Trace, column: str) -> dict[str, dict[int, int]]:
+    """The tallies of the tables of GPU work that were collected."""
+    return {table: _tally(trace, table, column) for table in GPU_WORK_TABLES if table in trace}
 
 
-def _work(trace: Trace, column: str, keys: list[int]) -> dict[str, list[Any]]:
-    return {
-        "kernels_count": _counted(trace, "kernels", column, keys),
-        "memory_ops_count": _counted(trace, "memory_ops", column, keys),
-    }
+def _work(tallies: dict[str, dict[int, int]], keys: list[int]) -> dict[str, list[Any]]:
+    """Kernels and memory operations per rank or device; None where the table was not collected."""
+    return {f"{t}_count": [tallies[t].get(k, 0) if t in tallies else None for k in keys] for t in GPU_WORK_TABLES}
 
 
 def _processes(trace: Trace) -> PlainTable | None:
     """One row per process: what it was, whether it was traced, how much GPU work it did."""
+    tallies = _tallies(trace, "rank")
     if "processes" in trace:
         known = trace.table("processes").slice(0, MAX_PROCESSES).to_pydict()
-        return {**known, **_work(trace, "rank", known["rank"])}
-    ranks = _ordinals(trace, "rank")
-    return {"rank": ranks, **_work(trace, "rank", ranks)} if ranks else None
+        return {**known, **_work(tallies, known["rank"])}
+    ranks = sorted({rank for tally in tallies.values() for rank in tally})
+    return {"rank": ranks, **_work(tallies, ranks)} if ranks else None
 
 
 def _devices(trace: Trace) -> PlainTable | None:
     """One row per GPU, whichever processes saw it."""
-    work = _ordinals(trace, "device")
+    tallies = _tallies(trace, "device")
+    work = sorted({device for tally in tallies.values() for device in tally})
     if "devices" not in trace:
-        return {"device": work, **_work(trace, "device", work)} if work else None
+        return {"device": work, **_work(tallies, work)} if work else None
     kept: dict[int, dict[str, Any]] = {}
     for row in trace.table("devices").to_pylist():
         entry = kept.setdefault(row["device"], {**row, "ranks": []})
@@ -101,7 +99,7 @@ def _devices(trace: Trace) -> PlainTable | None:
     columns: dict[str, list[Any]] = {"device": list(order)}
     columns |= {name: [kept[d][name] for d in order] for name in names}
     columns["ranks"] = [", ".join(str(r) for r in sorted(set(kept[d]["ranks"]))) for d in order]
-    return {**columns, **_work(trace, "device", order)}
+    return {**columns, **_work(tallies, order)}
 
 
 def _windows(trace: Trace) -> PlainTable | None:

@@ -20,7 +20,7 @@ from spikeprof.reports.model import PlainTable
 Plotly = dict[str, Any]
 
 #: Told apart with the common colour blindnesses, in this order.
-PALETTE = ("#3a80c4", "#c76a12", "#1d9175", "#bb5aa0", "#8a8f98", "#c9433f", "#7a6fd0", "#8a8420")
+PALETTE = ("#3a80c4", "#c76a12", "#1d9175", "#bb5aa0", "#8a8420", "#c9433f", "#7a6fd0", "#4c8c9e", "#8a8f98", "#a5694f")
 
 _HEAT_LIGHT = ("#e3eefa", "#b5d3ef", "#7fb2df", "#4a8cc9", "#1f66ad", "#0b4488", "#082a5c")
 _HEAT_DARK = ("#17304d", "#1c4a78", "#2468a5", "#3a8bd0", "#6db0ea", "#a9d4fa", "#eaf5ff")
@@ -188,7 +188,7 @@ def _heatmap(spec: Figure, table: PlainTable, unit: tuple[float, str]) -> Plotly
             fixedrange=True,
             tickfont={"size": 11},
         ),
-        coloraxis={"colorscale": THEMES["light"]["colorscale"], "cmin": 0, "colorbar": bar},
+        coloraxis={"colorscale": THEMES["light"]["colorscale"], "cmin": 0, "cmax": _most(z, full), "colorbar": bar},
     )
     layout["margin"] = {**layout["margin"], "t": 54}
     return {
@@ -196,6 +196,12 @@ def _heatmap(spec: Figure, table: PlainTable, unit: tuple[float, str]) -> Plotly
         "layout": layout,
         "meta": {"rows": [wrapped(n) for n in full], "labels": True, "time": unit_of(spec.x) == "ns"},
     }
+
+
+def _most(z: Sequence[Sequence[float | None]], names: Sequence[str]) -> float:
+    """The value that gets the strongest colour: the largest, but not of the row that sums up all others."""
+    rows = z[:-1] if len(names) > 1 and names[-1] == "other" else z
+    return max((v for row in rows for v in row if v), default=1.0)
 
 
 def _bars(spec: Figure, table: PlainTable, unit: tuple[float, str]) -> Plotly:
@@ -239,13 +245,18 @@ def _bars(spec: Figure, table: PlainTable, unit: tuple[float, str]) -> Plotly:
 
 
 def _stack(spec: Figure, table: PlainTable, unit: tuple[float, str]) -> Plotly:
-    """One bar per bin of ``x``, stacked by ``series``; nanoseconds per bin as a share of the bin."""
+    """One bar per bin of ``x``, stacked by ``series``; nanoseconds per bin as a share of the bin.
+
+    A series that is nothing everywhere is left out, but keeps its colour: a class looks alike in every report.
+    """
     step = _step(table[spec.x])
     as_share = unit_of(spec.y) == "ns" and unit_of(spec.x) == "ns"
     divisor = unit[0] if unit_of(spec.x) == "ns" else 1
     traces = []
     for number, (series, picked) in enumerate(_by_series(spec, table)):
         values = [table[spec.y][i] for i in picked]
+        if not any(values):
+            continue
         traces.append(
             {
                 "type": "bar",

@@ -299,10 +299,11 @@ def verdict_counts(findings: list[Finding]) -> str:
 # ---------------------------------------------------------------- plain text
 
 
-_ASCII = str.maketrans({"°": "deg ", "±": "+-", "→": "->", "≤": "<=", "≥": ">="})
-_ASCII |= str.maketrans("µ×–—−…·÷’“”█░●✓✗", 'ux---~-/\'""#.*+x')
+_ASCII: dict[str, str] = {"°": "deg ", "±": "+-", "→": "->", "≤": "<=", "≥": ">="}
+_ASCII |= dict(zip("µ×–—−…·÷’“”█░●✓✗", 'ux---~-/\'""#.*+x', strict=True))
+_ASCII_TABLE = str.maketrans(_ASCII)
 
 
 def ascii_only(text: str) -> str:
     """The text for a terminal that can show nothing but ASCII."""
-    return text.translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii")
+    return text.translate(_ASCII_TABLE).encode("ascii", "backslashreplace").decode("ascii")

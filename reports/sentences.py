@@ -67,8 +67,10 @@ def subtitle(report: Report) -> list[str]:
 def _gpus(devices: list[dict[str, Any]]) -> str:
     """``2 × NVIDIA H200 (2 of 8)``: the GPUs that worked, of those that the program could see."""
     used = [d for d in devices if d.get("kernels_count") or d.get("memory_ops_count")] or devices
-    names = [printable(str(d.get("name") or "GPU")) for d in used]
+    names = [printable(str(d.get("name") or "")) for d in used]
     kinds = [f"{names.count(n)} × {n}" if names.count(n) > 1 else n for n in dict.fromkeys(names)]
+    if not all(names):
+        kinds = [fmt.plural(len(used), "GPU")] if used else []
     return fmt.joined(kinds) + (f" ({len(used)} of {len(devices)})" if len(used) < len(devices) else "")
 
 
@@ -89,10 +91,10 @@ def idle_classes(result: Result) -> list[Idle]:
     """The measured classes of idle time that are not nothing, the largest first."""
     whole = result.metric("idle_ns")
     found = []
-    for key, (name, meaning) in IDLE_CLASSES.items():
+    for key in dict.fromkeys((*IDLE_CLASSES, *result.tables.get("over_time", {}).get("class", []))):
         value = result.metric(f"idle_{key}_ns")
         if whole and value:
-            found.append(Idle(name, meaning, value, value / whole))
+            found.append(Idle(*IDLE_CLASSES.get(key, (fmt.label(key), "")), value, value / whole))
     return sorted(found, key=lambda idle: -idle.total_ns)
 
 

@@ -48,7 +48,8 @@ class _Screen:
     def text(self, content: str, style: str = "") -> Text:
         """Plain text in one style; nothing in it is markup, and no line breaks between a number and its unit."""
         glued = _UNIT_GAP.sub(_GLUE, content)
-        return Text(fmt.ascii_only(glued).replace(fmt.ascii_only(_GLUE), _GLUE) if self.ascii else glued, style=style)
+        plain = fmt.ascii_only(glued).replace(fmt.ascii_only(_GLUE), _GLUE) if self.ascii else glued
+        return Text().append(plain, style or None)
 
     def line(self, *parts: Text) -> None:
         """One line of parts, printed as it is."""
@@ -226,7 +227,8 @@ def _idle(screen: _Screen, report: Report) -> None:
         return
     wide = screen.width >= 70
     entries = [
-        (f"{c.name}: {c.meaning}" if wide else c.name, {"total_ns": c.total_ns, "idle_share": c.share}) for c in classes
+        (f"{c.name}: {c.meaning}" if wide and c.meaning else c.name, {"total_ns": c.total_ns, "idle_share": c.share})
+        for c in classes
     ]
     _print_table(screen, "Class", _IDLE_COLUMNS, entries, "idle_share")
 

@@ -17,8 +17,8 @@ IDLE_CLASSES = {
     "cupti_overhead": ("CUPTI", "time that CUPTI says it took itself"),
     "unknown": ("unknown", "the launching call is not known"),
 }
-_IDLE = {"launch": "Launch", "sync": "Sync", "memcpy": "Copy", "host": "Host", "dependency": "Dependency"}
-_IDLE |= {"device": "Device", "cupti_overhead": "CUPTI", "loading": "Loading", "unknown": "Unexplained"}
+_IDLE = {key: name[0].upper() + name[1:] for key, (name, _) in IDLE_CLASSES.items()}
+_IDLE |= {"memcpy": "Copy", "unknown": "Unexplained"}
 
 #: Titles of metrics whose name alone would not read well. All others are made from the name.
 METRIC_TITLES: dict[str, str] = {

@@ -4,6 +4,7 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const media = window.matchMedia("(prefers-color-scheme: dark)");
   const NARROW = 640;
+  const LONG = 24, SHORT = 15; // rows: tables longer than LONG show SHORT until asked for more
 
   // ---------------------------------------------------------------- theme
 
@@ -114,6 +115,7 @@
   document.querySelectorAll("[data-table]").forEach(function (box) {
     const body = box.querySelector("tbody");
     const heads = Array.from(box.querySelectorAll("thead th"));
+    let sorted = function () {};
     if (body.rows.length > 1) heads.forEach(function (head, column) {
       const button = document.createElement("button");
       button.type = "button";
@@ -130,16 +132,33 @@
         const rows = Array.from(body.rows);
         rows.sort(function (a, b) { const c = compare(value(a, column), value(b, column)); return down ? -c : c; });
         rows.forEach(function (row) { body.appendChild(row); });
+        sorted();
       });
     });
     const filter = box.querySelector("input[type=search]");
-    if (filter) filter.addEventListener("input", function () {
-      const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
-      for (const row of body.rows) {
-        const text = row.textContent.toLowerCase();
-        row.hidden = !words.every(function (w) { return text.includes(w); });
+    let more = null;
+    let whole = body.rows.length <= LONG;
+    if (!whole) {
+      more = document.createElement("button");
+      more.type = "button";
+      more.className = "more";
+      more.addEventListener("click", function () { whole = !whole; show(); });
+      box.appendChild(more);
+    }
+    function show() {
+      const words = filter ? filter.value.toLowerCase().split(/\s+/).filter(Boolean) : [];
+      Array.from(body.rows).forEach(function (row, place) {
+        const text = words.length ? row.textContent.toLowerCase() : "";
+        row.hidden = words.length ? !words.every(function (w) { return text.includes(w); }) : !whole && place >= SHORT;
+      });
+      if (more) {
+        more.textContent = whole ? "Show the first " + SHORT + " rows" : "Show all " + body.rows.length + " rows";
+        more.hidden = words.length > 0;
       }
-    });
+    }
+    sorted = show;
+    if (filter) filter.addEventListener("input", show);
+    show();
   });
 
   drawAll();

@@ -125,3 +125,10 @@ def test_findings_come_gravest_first() -> None:
     from reports import fabricated
 
     assert [f.rule for f in fabricated.rich().findings()] == ["launch-bound", "long-tail", "records-set-aside"]
+
+
+def test_every_class_of_idle_time_has_a_name_and_a_meaning() -> None:
+    from spikeprof.analyzers.derived import CLASSES
+    from spikeprof.reports.titles import IDLE_CLASSES
+
+    assert set(IDLE_CLASSES) == set(CLASSES)

@@ -153,3 +153,16 @@ def test_heat_grows_away_from_the_background(theme: str, background: str) -> Non
     assert contrasts == sorted(contrasts)
     assert contrasts[0] >= 1.15
     assert [position for position, _ in (scale[0], scale[-1])] == [0, 1]
+
+
+def test_a_class_keeps_its_colour_where_another_is_nothing() -> None:
+    spec = Figure("s", "stack", "t", x="bin_start_ns", y="idle_share", series="class")
+    made = figure(spec, {"bin_start_ns": [0, 0], "class": ["launch", "sync"], "idle_share": [0.0, 0.5]})
+    assert [(t["name"], t["marker"]["color"]) for t in made["data"]] == [("sync", fig.PALETTE[1])]
+
+
+def test_the_row_of_all_others_does_not_set_the_colours() -> None:
+    table = {"kernel": ["k", "other"], "bin_start_ns": [0, 0], "busy_ns": [0.25, 1]}
+    assert figure(HEATMAP, table)["layout"]["coloraxis"]["cmax"] == 0.25
+    alone = {"kernel": ["other"], "bin_start_ns": [0], "busy_ns": [0.5]}
+    assert figure(HEATMAP, alone)["layout"]["coloraxis"]["cmax"] == 0.5

@@ -124,3 +124,12 @@ def test_the_real_analyzers_fill_every_section() -> None:
     assert "Kernels by time: 1 of 1" in text
     assert "GPU idle: 58.8 % of 194 µs active time" in text  # 19 gaps of 6 µs in 19 × 10 + 4 µs
     assert "19 gaps, the median one 6.00 µs" in text
+
+
+def test_a_class_of_idle_time_that_is_not_known_here_is_shown_too() -> None:
+    from spikeprof.analyzers.base import Metric, Result
+
+    numbers = {"wall_ns": 100_000, "idle_ns": 50_000, "idle_share": 0.5, "idle_new_kind_ns": 50_000}
+    metrics = tuple(Metric(name, value) for name, value in numbers.items())
+    gaps = Result("launch-gaps", "ok", metrics=metrics, tables={"over_time": {"class": ["new_kind"]}})
+    assert "new kind" in screen(Report(fabricated.manifest(), (gaps,), "t"))
