@@ -213,6 +213,7 @@ class LaunchGaps:
         name, action = _RULES[rule.name]
         if name not in classes:
             return []
+        pieces = classes[name]
         spent = _per_device(pieces, gaps, devices)
         shares = spent / np.maximum([d.wall_ns for d in devices], 1)
         worst = int(np.argmax(shares))
