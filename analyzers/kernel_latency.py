@@ -42,6 +42,7 @@ import numpy as np
 from spikeprof.analyzers.base import Evidence, Figure, Finding, Info, Metric, Result, Rule, Saving
 from spikeprof.analyzers.derived import (
     DeviceTime,
+    Integers,
     Ints,
     Lanes,
     bin_edges,
@@ -68,10 +69,10 @@ class _Kernels(NamedTuple):
     Sources that round to microseconds hold kernels of 0 ns: they count as launches.
     """
 
-    rows: Ints  # in the table
-    code: Ints  # names[code] is the kernel's name; every code occurs
+    rows: Integers  # in the table
+    code: Integers  # names[code] is the kernel's name; every code occurs
     names: list[str]
-    device: Ints
+    device: Integers
     start: Ints
     end: Ints
     length: Ints
@@ -173,9 +174,9 @@ class KernelLatency:
         )
         graph = "Capture the step in a CUDA graph, or fuse the kernels (torch.compile, fused operators)."
         fuse = "Fuse the kernels of the graph (torch.compile, fused operators)."
-        starts = np.concatenate([kernels.start[tiny], gap_start[short]])
-        ends = np.concatenate([kernels.end[tiny], gap_end[short]])
-        bound = total(union(starts, ends))  # what happens on several devices at once counts once
+        # The time of both together; what happens on several devices at once counts once.
+        busy, quiet = union(kernels.start[tiny], kernels.end[tiny]), union(gap_start[short], gap_end[short])
+        bound = total(busy) + total(quiet) - int(overlap_with(*quiet, busy).sum())
         action = fuse if in_graphs > 0.5 else graph
         return [Finding("many-tiny-kernels", "warning", {}, evidence, action, Saving(bound, "total"))]
 
@@ -245,12 +246,13 @@ def _metrics(trace: Trace, kernels: _Kernels, devices: list[DeviceTime], wall: i
 def _kernels(trace: Trace) -> _Kernels:
     start, end = trace.column("kernels", "start_ns"), trace.column("kernels", "end_ns")
     raw, labels = trace.codes("kernels", "name")
-    rows = np.flatnonzero(end >= start)
-    used, code = np.unique(raw[rows], return_inverse=True)
+    rows = np.flatnonzero(end >= start).astype(np.int32)
+    raw, start, end = raw[rows], start[rows], end[rows]
+    used = np.flatnonzero(np.bincount(raw, minlength=len(labels)))
+    number = np.zeros(len(labels), np.int32)
+    number[used] = np.arange(len(used))
     device = trace.column("kernels", "device")[rows]
-    return _Kernels(
-        rows, ints(code), [labels[i] for i in used], device, start[rows], end[rows], end[rows] - start[rows]
-    )
+    return _Kernels(rows, number[raw], [labels[i] for i in used], device, start, end, end - start)
 
 
 def _by_name(kernels: _Kernels, wall: int) -> tuple[Columns, Ints]:
@@ -263,7 +265,9 @@ def _by_name(kernels: _Kernels, wall: int) -> tuple[Columns, Ints]:
     name_of_pair = kernels.code[first_of_groups(pairs, pairs_count)]
     lanes = Lanes.of(pairs_count, kernels.start, kernels.end)
     shift = lanes.shift(np.arange(pairs_count))[pairs]
+    del pairs  # large, and no longer needed where memory peaks
     covered = union(kernels.start + shift, kernels.end + shift)
+    del shift
     name_of_span = name_of_pair[covered.starts // lanes.stride]
     unions = ints(np.bincount(name_of_span, covered.ends - covered.starts, minlength=count))
     table: Columns = {
