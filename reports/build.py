@@ -18,6 +18,7 @@ from spikeprof.reports.model import PlainTable, Report
 MAX_SAMPLE_POINTS = 300  # per device and metric
 MAX_WINDOWS = 200
 MAX_PROCESSES = 200
+_COUNTERS = ("energy_j",)
 
 _Ints = npt.NDArray[np.int64]
 
@@ -99,7 +100,22 @@ def _devices(trace: Trace) -> PlainTable | None:
     columns: dict[str, list[Any]] = {"device": list(order)}
     columns |= {name: [kept[d][name] for d in order] for name in names}
     columns["ranks"] = [", ".join(str(r) for r in sorted(set(kept[d]["ranks"]))) for d in order]
+    energy = _energy(trace)
+    if energy:
+        columns["energy_j"] = [energy.get(device) for device in order]
     return {**columns, **_work(tallies, order)}
+
+
+def _energy(trace: Trace) -> dict[int, float]:
+    """Joules per GPU over the recording: the rise of the driver's counter between its first and last reading."""
+    if "samples" not in trace:
+        return {}
+    codes, metrics = trace.codes("samples", "metric")
+    if "energy_j" not in metrics:
+        return {}
+    mine = codes == metrics.index("energy_j")
+    device, value = trace.column("samples", "device")[mine], trace.column("samples", "value")[mine]
+    return {int(d): float(np.nanmax(value[device == d]) - np.nanmin(value[device == d])) for d in np.unique(device)}
 
 
 def _windows(trace: Trace) -> PlainTable | None:
@@ -113,7 +129,10 @@ def _windows(trace: Trace) -> PlainTable | None:
 
 
 def _samples(trace: Trace) -> PlainTable | None:
-    """Gauges as means over at most ``MAX_SAMPLE_POINTS`` equal stretches of time, per device and metric."""
+    """Gauges as means over at most ``MAX_SAMPLE_POINTS`` equal stretches of time, per device and metric.
+
+    Of a gauge that never changes the first and the last reading are kept. Counters are not gauges.
+    """
     if "samples" not in trace:
         return None
     metric_codes, metrics = trace.codes("samples", "metric")
@@ -125,9 +144,11 @@ def _samples(trace: Trace) -> PlainTable | None:
     for one in np.unique(device).tolist():
         for code, name in enumerate(metrics):
             mine = (device == one) & (metric_codes == code) & sound
-            if not mine.any():
+            if name in _COUNTERS or not mine.any():
                 continue
             times, means = _binned(t_ns[mine], value[mine])
+            if len(times) > 2 and min(means) == max(means):
+                times, means = [times[0], times[-1]], [means[0], means[-1]]
             out["device"] += [one] * len(times)
             out["metric"] += [name] * len(times)
             out["t_ns"] += times

@@ -9,8 +9,18 @@ from spikeprof.reports import format as fmt
 from spikeprof.reports.figures import PALETTE, Plotly, axis, base_layout, safe, time_axis
 from spikeprof.reports.model import PlainTable
 
-#: Gauges drawn in one panel, in this order: metrics of one unit share an axis.
-_PANELS = (("W", "Power"), ("MHz", "Clocks"), ("share", "Utilisation"), ("bytes", "Memory"), ("°C", "Temperature"))
+#: Gauges drawn in one panel, in this order: metrics of one unit share an axis, reasons of slower clocks have their own.
+_PANELS = (
+    ("W", "Power"),
+    ("MHz", "Clocks"),
+    ("throttle", "Held back"),
+    ("share", "Utilisation"),
+    ("bytes", "Memory"),
+    ("°C", "Temperature"),
+)
+_THROTTLE = "throttle_"
+#: Reasons for lower clocks that are no complaint: nothing to do, or the user's own setting.
+_HARMLESS = ("throttle_gpu_idle_share", "throttle_applications_clocks_share")
 
 
 def gauges_figure(samples: PlainTable, unit: tuple[float, str]) -> Plotly | None:
@@ -40,7 +50,7 @@ def gauges_figure(samples: PlainTable, unit: tuple[float, str]) -> Plotly | None
                     "type": "scatter",
                     "mode": "lines",
                     "yaxis": f"y{suffix}",
-                    "name": safe(fmt.title(metric) + (f", GPU {device}" if many else "")),
+                    "name": safe(_name(metric) + (f", GPU {device}" if many else "")),
                     "x": [round(samples["t_ns"][i] / unit[0], 6) for i in picked],
                     "y": [round(v / divisor, 5) for v in values],
                     "customdata": [safe(fmt.quantity(metric, v)) for v in values],
@@ -53,19 +63,40 @@ def gauges_figure(samples: PlainTable, unit: tuple[float, str]) -> Plotly | None
     return {"data": traces, "layout": layout, "meta": {"time": True}}
 
 
+def throttling(samples: PlainTable) -> str:
+    """Why the driver held clocks back, and for what share of the readings; empty when it was not asked."""
+    found: dict[str, list[float]] = {}
+    for metric, value in zip(samples["metric"], samples["value"], strict=False):
+        if metric.startswith(_THROTTLE) and metric not in _HARMLESS and fmt.is_number(value):
+            found.setdefault(metric, []).append(value)
+    if not found:
+        return ""
+    means = {metric: sum(values) / len(values) for metric, values in found.items()}
+    held = [f"{fmt.within(_name(m))} {fmt.share(v)} of the time" for m, v in means.items() if v > 0]
+    return f"The driver held clocks back: {fmt.joined(held)}." if held else "The driver did not hold clocks back."
+
+
+def _name(metric: str) -> str:
+    return fmt.title(metric.removeprefix(_THROTTLE))
+
+
 def _of_unit(samples: PlainTable, unit: str) -> dict[tuple[int, str], list[int]]:
+    """Row numbers per (device, metric) of one panel. Reasons that never held are left out."""
     groups: dict[tuple[int, str], list[int]] = {}
     for i, (device, metric, value) in enumerate(
         zip(samples["device"], samples["metric"], samples["value"], strict=False)
     ):
-        if unit_of(metric) == unit and fmt.is_number(value):
+        kind = "throttle" if metric.startswith(_THROTTLE) else unit_of(metric)
+        if kind == unit and metric not in _HARMLESS and fmt.is_number(value):
             groups.setdefault((device, metric), []).append(i)
+    if unit == "throttle":
+        return {key: rows for key, rows in groups.items() if any(samples["value"][i] for i in rows)}
     return groups
 
 
 def _gauge_scale(kind: str, values: Sequence[float]) -> tuple[float, str]:
     """(what to divide by, the unit shown)."""
-    if kind == "share":
+    if kind in ("share", "throttle"):
         return 0.01, "%"
     if kind == "bytes":
         return (2.0**30, "GiB") if max(values) >= 2**30 else (2.0**20, "MiB")

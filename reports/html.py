@@ -21,7 +21,7 @@ from spikeprof.profiler.errors import OutputError
 from spikeprof.reports import figures as fig
 from spikeprof.reports import format as fmt
 from spikeprof.reports import sentences as say
-from spikeprof.reports.gauges import gauges_figure
+from spikeprof.reports.gauges import gauges_figure, throttling
 from spikeprof.reports.html_tables import HtmlTable, html_table
 from spikeprof.reports.kernel_names import printable
 from spikeprof.reports.model import PlainTable, Report, rows
@@ -40,7 +40,7 @@ _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026", 0x202
 _DRAWN_IN_TABLES = ("kernel-totals", "device-busy")
 _KERNEL_COLUMNS = ("kernel", "launches_count", "total_ns", "gpu_time_share", "mean_ns", "p50_ns", "p90_ns", "p99_ns",
                    "max_ns", "wall_share")  # fmt: skip
-_DEVICE_COLUMNS = ("device", "model", "busy_share", "wall_ns", "busy_ns", "gaps_count", "kernels_count",
+_DEVICE_COLUMNS = ("device", "model", "busy_share", "wall_ns", "busy_ns", "gaps_count", "energy_j", "kernels_count",
                    "memory_ops_count", "ranks", "sm_arch", "sm_count", "l2_bytes", "mem_bytes", "mem_peak_bytes_per_s",
                    "uuid")  # fmt: skip
 _OWN_SECTIONS = ("truth", "kernel-latency", "launch-gaps")
@@ -232,7 +232,9 @@ def _timeline(report: Report, unit: tuple[float, str]) -> _Section:
         section.charts += _charts(result, unit, over_time=True)
     samples = report.tables.get("samples")
     if samples:
-        section.charts += _chart("gauges", gauges_figure(samples, unit))
+        for chart in _chart("gauges", gauges_figure(samples, unit)):
+            chart.note = f"{chart.note} {throttling(samples)}".strip()
+            section.charts.append(chart)
     windows = rows(report.tables.get("windows", {}))
     if windows and len({w["rank"] for w in windows}) == 1 == len(report.tables.get("processes", {}).get("rank", [0])):
         for chart in section.charts:

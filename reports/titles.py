@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 #: Words of names that are written in capitals.
-SPELLED = {w.lower(): w for w in ("CPU", "CUDA", "CUPTI", "DRAM", "GPU", "ID", "L2", "NVML", "PCIe", "SM", "UUID")}
+SPELLED = {
+    w.lower(): w for w in ("CPU", "CUDA", "HW", "SW", "CUPTI", "DRAM", "GPU", "ID", "L2", "NVML", "PCIe", "SM", "UUID")
+}
 
 #: Classes of idle time: the name, and what the GPU waited for.
 IDLE_CLASSES = {
@@ -32,8 +34,11 @@ METRIC_TITLES: dict[str, str] = {
     "fixed_in": "Fixed in",
     "l2_bytes": "L2 cache",
     "libcupti_version": "libcupti",
+    "mem_busy_share": "Memory busy",
     "mem_bytes": "Memory",
+    "mem_clock_mhz": "Memory clock",
     "mem_peak_bytes_per_s": "Peak bandwidth",
+    "mem_used_bytes": "Memory used",
     "memory_ops_count": "Copies and memsets",
     "parent_pid": "Parent",
     "peak_source": "Source of the peak",

@@ -42,6 +42,7 @@
       layout.margin.l = figure.meta.labels ? 104 : 52;
       layout.margin.r = 8;
       layout.font.size = 11;
+      layout.dragmode = false; // a finger on a chart scrolls the page
       if (layout.coloraxis) Object.assign(layout.coloraxis.colorbar, { len: 0.95, nticks: 4 });
       if (layout.yaxis && layout.yaxis.ticktext) {
         layout.yaxis.ticktext = layout.yaxis.ticktext.map(function (t) { return clip(t, 14); });
@@ -54,7 +55,7 @@
   // Labels hold entities (&lt;): cut whole characters only.
   function clip(text, most) {
     const characters = text.match(/&(?:lt|gt|amp|quot|#\d+);|[\s\S]/g) || [];
-    return characters.length <= most ? text : characters.slice(0, most - 1).join("") + "…";
+    return characters.length <= most ? text : characters.slice(0, most - 1).join("").replace(/…+$/, "") + "…";
   }
 
   function traces(figure) {

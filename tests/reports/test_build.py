@@ -132,3 +132,20 @@ def test_every_class_of_idle_time_has_a_name_and_a_meaning() -> None:
     from spikeprof.reports.titles import IDLE_CLASSES
 
     assert set(IDLE_CLASSES) == set(CLASSES)
+
+
+def test_a_gauge_that_never_changes_is_its_first_and_last_reading() -> None:
+    samples = [{"t_ns": t, "metric": "mem_clock_mhz", "value": 2619.0} for t in (0, 5, 9)]
+    table = build_report(tiny.trace(samples=samples), "t", []).tables["samples"]
+    assert table["t_ns"] == [0, 9]
+
+
+def test_energy_is_the_rise_of_a_counter() -> None:
+    samples = [
+        {"device": d, "t_ns": t, "metric": "energy_j", "value": v}
+        for d, t, v in ((0, 0, 1000.0), (1, 0, 5.0), (0, 9, 1250.5), (1, 9, 5.0))
+    ]
+    trace = tiny.trace(devices=[{"device": 0}, {"device": 1}, {"device": 2}], samples=samples)
+    report = build_report(trace, "t", [])
+    assert report.tables["devices"]["energy_j"] == [250.5, 0.0, None]
+    assert report.tables["samples"]["value"] == []

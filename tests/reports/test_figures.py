@@ -7,7 +7,7 @@ from reports import fabricated
 
 from spikeprof.analyzers.base import Figure
 from spikeprof.reports import figures as fig
-from spikeprof.reports.gauges import gauges_figure
+from spikeprof.reports.gauges import gauges_figure, throttling
 
 SECONDS = (1e9, "s")
 HEATMAP = Figure("h", "heatmap", "t", x="bin_start_ns", y="kernel", value="busy_ns")
@@ -86,7 +86,7 @@ def test_gauges_have_a_panel_per_unit() -> None:
     assert [(t["name"], t["yaxis"], t["y"]) for t in made["data"]] == [
         ("Power, GPU 0", "y", [100.0, 200.0]),
         ("Power, GPU 1", "y", [50.0]),
-        ("Mem used, GPU 0", "y2", [2.0]),
+        ("Memory used, GPU 0", "y2", [2.0]),
     ]
     assert made["layout"]["yaxis2"]["title"]["text"] == "Memory (GiB)"
     assert gauges_figure({"device": [0], "metric": ["odd"], "t_ns": [0], "value": [1.0]}, SECONDS) is None
@@ -166,3 +166,19 @@ def test_the_row_of_all_others_does_not_set_the_colours() -> None:
     assert figure(HEATMAP, table)["layout"]["coloraxis"]["cmax"] == 0.25
     alone = {"kernel": ["other"], "bin_start_ns": [0], "busy_ns": [0.5]}
     assert figure(HEATMAP, alone)["layout"]["coloraxis"]["cmax"] == 0.5
+
+
+def test_reasons_for_lower_clocks_are_drawn_and_told_when_they_held() -> None:
+    samples = {
+        "device": [0, 0, 0, 0],
+        "metric": ["throttle_sw_power_cap_share"] * 2 + ["throttle_gpu_idle_share", "throttle_hw_thermal_share"],
+        "t_ns": [0, 1_000_000_000, 0, 0],
+        "value": [0.0, 1.0, 1.0, 0.0],
+    }
+    made = gauges_figure(samples, SECONDS)
+    assert made is not None
+    assert [(t["name"], t["y"]) for t in made["data"]] == [("SW power cap", [0.0, 100.0])]
+    assert throttling(samples) == "The driver held clocks back: SW power cap 50.0 % of the time."
+    samples["value"] = [0.0, 0.0, 1.0, 0.0]
+    assert throttling(samples) == "The driver did not hold clocks back."
+    assert throttling({"device": [0], "metric": ["power_w"], "t_ns": [0], "value": [1.0]}) == ""
