@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from spikeprof import __version__
-from spikeprof.cli import analyze, doctor, explain, report
+from spikeprof.cli import analyze, doctor, explain, report, run
 from spikeprof.profiler.errors import OutputError, SpikeprofError, UsageError
 
 EXIT_INTERNAL = 5
@@ -35,6 +35,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+# The first word that is no option of ours begins the command, with or without -- before it.
+app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
 app.command("analyze")(analyze.analyze)
 app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)

@@ -22,8 +22,10 @@ def open_trace(path: str | Path) -> Trace:
         from spikeprof.profiler.importers.kineto import read_kineto
 
         return read_kineto(path)
-    from spikeprof.profiler import store
+    from spikeprof.profiler import session, store
 
+    if session.is_unfinished(path):  # the recording was cut off before it was assembled
+        session.recover(path)
     if path.is_dir() and not store.is_trace(path):
         _refuse_folder(path)
     return store.read_trace(path)

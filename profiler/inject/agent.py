@@ -28,7 +28,8 @@ from .spool import BUFFER_BYTES, Spool, SpoolFull
 #: Conditions in order of precedence.
 _STATES = ("stopped", "yielded", "off", "clean")
 
-FLUSH_PERIOD_MS = 100
+#: What a killed process may lose. cuptiActivityFlushPeriod delivers full buffers only, so we flush ourselves.
+FLUSH_SECONDS = 0.1
 
 
 class Options:
@@ -53,6 +54,7 @@ class Agent:
         self.spool = Spool(os.environ[ENV_SPOOL], self.options.max_bytes)
         self.cupti = None
         self._lock = threading.RLock()
+        self._flush_lock = threading.Lock()
         self._conditions = {}  # state -> reason
         self._state = None
         self._registered = False
@@ -63,7 +65,8 @@ class Agent:
         self._finished = False
         self._said_hello = False
         self._entered = None
-        self._callbacks = ()
+        # Made once and kept: CUPTI may call them for as long as the process lives.
+        self._callbacks = (cupti.REQUEST_TYPE(self._requested), cupti.COMPLETE_TYPE(self._completed))
         self._say_hello()
         atexit.register(self.finish)
         os.register_at_fork(after_in_child=self._forked)
@@ -77,6 +80,7 @@ class Agent:
                 return
             self._activated = True
             began = time.perf_counter_ns()
+            sizes = {}
             self._say_hello()
             try:
                 self._finish_in_workers()
@@ -86,6 +90,11 @@ class Agent:
                     self._conditions["off"] = "before cudaProfilerStart"
                 self._start_parts()
                 self._apply()
+                sizes = self.cupti.record_sizes()
+                try:
+                    self.cupti.dump_devices()
+                except cupti.CuptiError as error:
+                    self.spool.event(ev="note", text="no device records: %s" % error)
                 self._control = Control(self, os.environ.get(ENV_CONTROL))
                 self._control.start()
             except Exception as error:
@@ -94,6 +103,7 @@ class Agent:
                 ev="activated",
                 libcupti=getattr(self.cupti, "path", None),
                 version=self._version(),
+                sizes=sizes,
                 torch=getattr(sys.modules.get("torch"), "__version__", None),
                 cost_ns=time.perf_counter_ns() - began,
             )
@@ -106,11 +116,9 @@ class Agent:
             self._finished = True
             began = time.perf_counter_ns()
             try:
-                for part in self._parts:
-                    part.finish()
+                self._each_part("finish")
                 if self._state == "traced":
                     self.cupti.flush(forced=True)
-                    self.cupti.flush_period(0)
                     self.cupti.disable()
                 self._count_dropped()
                 self._enter("stopped", "the program ended")
@@ -154,10 +162,12 @@ class Agent:
                 self._enter("stopped", self._conditions["stopped"])
 
     def tick(self):
-        """Act on clocks: budget of seconds, duty windows. Returns seconds until the next look, None = never."""
+        """Act on clocks: flush, budget of seconds, duty windows. Returns seconds until the next look, None = never."""
         if not self._activated or "stopped" in self._conditions:
             return None
-        waits = []
+        if self._state != "yielded":  # the buffers of a guest are not ours to flush
+            self._flush()
+        waits = [FLUSH_SECONDS]
         age = time.monotonic() - self._began
         if self.options.max_seconds:
             if age >= self.options.max_seconds:
@@ -169,43 +179,44 @@ class Agent:
             position = age % (on + off)
             self.set_condition("off", None if position < on else "--window")
             waits.append(on - position if position < on else on + off - position)
-        return min(waits) if waits else None
+        return min(waits)
+
+    def _flush(self):
+        if self._flush_lock.acquire(blocking=False):  # never wait behind a flush at the program's end
+            try:
+                self.cupti.flush()
+            finally:
+                self._flush_lock.release()
 
     def _apply(self):
+        was = self._state
         state = next((s for s in _STATES if s in self._conditions), "traced")
-        if state == self._state and state != "traced":
-            self._enter(state, self._conditions[state])
-            return
-        was, self_traced = self._state, state == "traced"
-        if self_traced and was != "traced":
-            self._record(fresh=was in (None, "yielded"))
-        elif was == "traced":
-            self._pause(state)
-        if state == "yielded":
-            for part in self._parts:
-                part.pause()
-            self._registered = False
-        elif was == "yielded":
-            for part in self._parts:
-                part.resume()
+        if state != was:
+            if was == "traced":
+                self._pause(state)
+            if state == "yielded":
+                self._each_part("pause")
+            elif was == "yielded":
+                self._each_part("resume")
+            if state == "traced":
+                self._record()
         self._enter(state, self._conditions.get(state, ""))
 
-    def _record(self, fresh):
-        if fresh or not self._registered:
-            self._callbacks = (cupti.REQUEST_TYPE(self._requested), cupti.COMPLETE_TYPE(self._completed))
+    def _record(self):
+        if not self._registered:
             self.cupti.register(*self._callbacks)
             self._registered = True
         refused = self.cupti.enable()
-        self.cupti.flush_period(FLUSH_PERIOD_MS)
         if refused:
             self.spool.event(ev="refused", what=refused)
 
     def _pause(self, state):
         if state in ("yielded", "stopped"):
-            # Whoever comes next must find CUPTI empty-handed; a clean or off window may be flushed later.
-            self.cupti.flush(forced=False)
+            # Whoever comes next must find CUPTI empty-handed; a clean or off window is flushed by tick().
+            self.cupti.flush()
         self.cupti.disable()
         self._count_dropped()
+        self._registered = self._registered and state != "yielded"
 
     def _enter(self, state, reason):
         if (state, reason) != self._entered:
@@ -251,13 +262,15 @@ class Agent:
             self._parts.append(graphs.Subscription(self))
         if self.options.clean_steps:
             self._parts.append(steps.Steps(self))
+        self._each_part("start")
+
+    def _each_part(self, what):
         for part in self._parts:
-            part.start()
+            getattr(part, what)()
 
     def compiler_came(self):
         """torch's compiler is being loaded: no Python hook of ours may end up in a compiled frame's guards."""
-        for part in self._parts:
-            part.compiler_came()
+        self._each_part("compiler_came")
 
     def _finish_in_workers(self):
         """multiprocessing's children leave through os._exit, past atexit, but run their own finalizers."""
@@ -286,7 +299,7 @@ class Agent:
 
     def _forked(self):
         """In a forked child: nothing of the parent's recording may be touched, its own may begin."""
-        self._lock = threading.RLock()
+        self._lock, self._flush_lock = threading.RLock(), threading.Lock()
         self.spool = Spool(os.environ.get(ENV_SPOOL, self.spool.folder), self.options.max_bytes)
         self._conditions, self._state, self._parts, self._control = {}, None, [], None
         self._registered, self._entered, self._said_hello, self._finished = False, None, False, False

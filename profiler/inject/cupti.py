@@ -14,10 +14,12 @@ import sys
 from . import cbids
 
 KIND_MEMCPY, KIND_MEMSET, KIND_DRIVER, KIND_RUNTIME, KIND_DEVICE = 1, 2, 4, 5, 8
-KIND_KERNEL, KIND_OVERHEAD, KIND_MEMCPY_PEER, KIND_SYNC = 10, 17, 22, 38
+KIND_KERNEL, KIND_OVERHEAD, KIND_MEMCPY_PEER = 10, 17, 22
 
-#: GPU work, waits and CUPTI's own cost. Calls are enabled one by one, see ``cbids``.
-KINDS = (KIND_DEVICE, KIND_KERNEL, KIND_MEMCPY, KIND_MEMCPY_PEER, KIND_MEMSET, KIND_SYNC, KIND_OVERHEAD)
+#: GPU work and CUPTI's own cost. Calls are enabled one by one, see ``cbids``; waits are seen as calls too:
+#: KIND_SYNC would cost an eager decode step 26 % more, and goes on costing after it was disabled
+#: (measured on H200, libcupti 13.0; docs/overhead.md).
+KINDS = (KIND_KERNEL, KIND_MEMCPY, KIND_MEMCPY_PEER, KIND_MEMSET, KIND_OVERHEAD)
 
 DOMAIN_DRIVER_API, DOMAIN_RUNTIME_API, DOMAIN_RESOURCE = 1, 2, 3
 
@@ -105,6 +107,36 @@ class Cupti:
         """Give CUPTI the two buffer callbacks (made with REQUEST_TYPE and COMPLETE_TYPE)."""
         self._keep[:] = [request, complete]
         self._call("cuptiActivityRegisterCallbacks", request, complete)
+        self._unix_clock()
+
+    def dump_devices(self):
+        """Have one record written for each GPU."""
+        self._call("cuptiActivityEnableAndDump", ctypes.c_int(KIND_DEVICE))
+
+    def record_sizes(self):
+        """{kind: record bytes} as this library says, empty when it is too old to say."""
+        sizes = {}
+        if hasattr(self._lib, "cuptiActivityGetStructSize"):
+            for kind in (*KINDS, KIND_DEVICE, KIND_RUNTIME, KIND_DRIVER):
+                size = ctypes.c_size_t()
+                try:
+                    self._call("cuptiActivityGetStructSize", ctypes.c_int(kind), ctypes.c_uint32(0), ctypes.byref(size))
+                except CuptiError:
+                    continue
+                sizes[kind] = size.value
+        return sizes
+
+    def _unix_clock(self):
+        """Make record times Unix nanoseconds again.
+
+        torch.profiler leaves its own clock (processor ticks) installed in CUPTI when it is done. CUPTI wants
+        a native ``uint64_t f(void)``; std::chrono's system_clock::now is one, and what CUPTI uses by default.
+        """
+        try:
+            now = ctypes.CDLL("libstdc++.so.6")._ZNSt6chrono3_V212system_clock3nowEv
+            self._call("cuptiActivityRegisterTimestampCallback", now)
+        except (OSError, AttributeError, CuptiError):
+            pass
 
     def enable(self):
         """Start recording. Returns {what: why} for the parts that this libcupti or GPU refuses."""
@@ -142,10 +174,6 @@ class Cupti:
                     self._call(function, ctypes.c_uint32(cbid), ctypes.c_uint8(on))
                 except CuptiError as error:  # an id newer than this library
                     refused.setdefault(function, str(error))
-
-    def flush_period(self, ms):
-        """Let CUPTI's worker deliver completed records every ``ms``; 0 = CUPTI's own heuristics."""
-        self._call("cuptiActivityFlushPeriod", ctypes.c_uint32(ms))
 
     def flush(self, forced=False):
         """Deliver what is complete; ``forced`` also buffers with records still open."""

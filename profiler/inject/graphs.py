@@ -62,7 +62,9 @@ class Subscription:
             self._agent.cupti.subscribe(self._callback, self._points)
             self._held = True
         except cupti.CuptiError as error:
-            self._agent.spool.event(ev="refused", what={"graph nodes and capture range": str(error)})
+            self._agent.spool.event(ev="refused", what={"graph nodes": str(error)})
+            if self._agent.options.capture_range:
+                self._agent.set_condition("off", "--capture-range cannot be followed: %s" % error)
 
     def pause(self):
         """Give the subscription to a guest."""

@@ -106,4 +106,3 @@ def _wrap(loader, action):
         loader.exec_module = exec_module
     except AttributeError:  # a loader with slots: the module is imported untraced
         _agent.spool.event(ev="note", text="the loader of %s cannot be watched" % action.__name__)
-

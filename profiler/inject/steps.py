@@ -140,4 +140,3 @@ class Steps:
 
     def _say(self, text):
         self._agent.spool.event(ev="note", text=text)
-

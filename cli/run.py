@@ -1,0 +1,158 @@
+"""``spikeprof run``: run a program unchanged, record it, say what was seen and what to type next.
+
+Standard output and standard input stay the program's alone: everything said here goes to standard error.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spikeprof.profiler.errors import SpikeprofError, UsageError
+
+if TYPE_CHECKING:
+    from spikeprof.profiler.session import Outcome, Progress
+
+_BYTES_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def run(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- CMD…", help="The program and its arguments.", show_default=False),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="DIR", help="Trace folder to make [spikeprof-traces/NAME-TIME]."),
+    ] = None,
+    clean_steps: Annotated[
+        int, typer.Option(metavar="N", help="Time N steps without tracing, to tell what tracing costs.")
+    ] = 0,
+    window: Annotated[
+        str, typer.Option(metavar="ON,OFF", help="Record ON seconds, pause OFF seconds, and so on.")
+    ] = "",
+    capture_range: Annotated[
+        bool, typer.Option("--capture-range", help="Record between cudaProfilerStart and cudaProfilerStop only.")
+    ] = False,
+    max_bytes: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE", help="Stop recording after this much raw data per process, e.g. 500M; 0 = no limit."
+        ),
+    ] = "2Gi",
+    max_seconds: Annotated[
+        float, typer.Option(metavar="S", help="Stop recording S seconds after the first CUDA use; 0 = no limit.")
+    ] = 0.0,
+    graph_nodes: Annotated[
+        bool, typer.Option("--graph-nodes/--no-graph-nodes", help="Note CUDA-graph nodes as they are captured.")
+    ] = True,
+    nvml_interval_ms: Annotated[
+        int, typer.Option(metavar="MS", help="Read power, clocks and load this often; 0 = never.")
+    ] = 100,
+    libcupti: Annotated[
+        str, typer.Option(metavar="FILE", help="Use this libcupti instead of the one the program would load.")
+    ] = "",
+    summary: Annotated[bool, typer.Option("--summary/--no-summary", help="Print the summary at the end.")] = True,
+) -> int:
+    """Run a program unchanged and record what its GPUs did.
+
+    Its input, output, signals and exit code stay its own. Example: spikeprof run -- python infer.py --batch 8
+    """
+    from spikeprof.profiler import session
+
+    options = session.RunOptions(
+        max_bytes=_bytes(max_bytes),
+        max_seconds=max_seconds,
+        window=_window(window),
+        capture_range=capture_range,
+        clean_steps=clean_steps,
+        graph_nodes=graph_nodes,
+        nvml_interval_ms=nvml_interval_ms,
+        libcupti=libcupti,
+    )
+    with _progress() as progress:
+        outcome = session.record(command or [], output, options, progress)
+    _tell(outcome, summary=summary)
+    return outcome.exit_code
+
+
+def _tell(outcome: Outcome, *, summary: bool) -> None:
+    """What came of it, on standard error. Nothing here may change the exit code."""
+    if outcome.trace is None:
+        _say(f"no trace: {outcome.reason}")
+        return
+    if not outcome.traced_count:
+        _say(f"not traced: {outcome.reason}; the program ran and exited with {outcome.exit_code}")
+    elif summary:
+        try:
+            _print_summary(outcome.trace)
+        except SpikeprofError as error:
+            _say(f"no summary: {error}")
+    for warning in outcome.warnings:
+        _say(f"note: {warning}")
+    if outcome.traced_count:
+        _say(f"{outcome.kernels_count:,} kernels of {outcome.traced_count} process(es) in {outcome.trace}")
+        _say(f"next: spikeprof report {shlex.quote(str(outcome.trace))} -o report.html")
+
+
+def _print_summary(trace: Path) -> None:
+    from rich.console import Console
+
+    from spikeprof.profiler.importers import open_trace
+    from spikeprof.reports.build import build_report
+    from spikeprof.reports.terminal import render_terminal
+
+    render_terminal(build_report(open_trace(trace), trace.name), Console(stderr=True))
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"spikeprof: {text}\n")
+
+
+@contextmanager
+def _progress() -> Iterator[Progress | None]:
+    """A progress bar on standard error, shown once assembling takes longer than a blink; none when piped."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    bar = Bar(console=Console(stderr=True), transient=True)
+    tasks = {}
+
+    def show(what: str, done: int, total: int) -> None:
+        if what not in tasks:
+            bar.start()
+            tasks[what] = bar.add_task(what, total=total)
+        bar.update(tasks[what], completed=done, total=total)
+
+    try:
+        yield show
+    finally:
+        bar.stop()
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", text.strip().lower())
+    if match is None:
+        raise UsageError(f"--max-bytes {text!r}: write a size such as 500M, 2G or 2Gi")
+    return int(float(match[1]) * _BYTES_UNITS[match[2] or ""])
+
+
+def _window(text: str) -> tuple[float, float] | None:
+    if not text:
+        return None
+    parts = text.split(",")
+    try:
+        on, off = (float(part) for part in parts)
+    except ValueError:
+        raise UsageError(f"--window {text!r}: write seconds on and seconds off, as in --window 0.1,0.9") from None
+    return on, off

@@ -1,0 +1,195 @@
+"""The small tables of a spool: processes, devices, windows, steps, graph nodes; and who gets which number."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from spikeprof.profiler import hardware, store
+from spikeprof.profiler.assemble.columns import Records
+from spikeprof.profiler.assemble.spool import ProcessSpool
+from spikeprof.profiler.schema import TABLES
+
+Rows = list[dict[str, Any]]
+
+
+def rank_of(processes: Sequence[ProcessSpool]) -> dict[int, int]:
+    """pid -> rank. A traced process keeps the launcher's RANK; the rest take the lowest free numbers in order.
+
+    A RANK that several traced processes carry (workers of one rank inherit it) goes to the first of them.
+    """
+    ranks: dict[int, int] = {}
+    taken: set[int] = set()
+    traced = [p for p in processes if p.activated_ns]
+    for process in traced:
+        if process.env_rank is not None and process.env_rank not in taken:
+            ranks[process.pid] = process.env_rank
+            taken.add(process.env_rank)
+    free = (n for n in range(len(processes) + len(taken) + 1) if n not in taken)
+    for process in (*traced, *(p for p in processes if not p.activated_ns)):
+        if process.pid not in ranks:
+            ranks[process.pid] = next(free)
+    return ranks
+
+
+@dataclass
+class Devices:
+    """GPUs by uuid: one ordinal per physical GPU, whatever each process called it."""
+
+    machine_ordinals: Mapping[str, int]
+    rows: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)  # (rank, process device)
+    _by_uuid: dict[str, int] = field(default_factory=dict)
+
+    def add(self, rank: int, records: Records, names: Mapping[int, str]) -> None:
+        """Device records of one process."""
+        for record in records:  # a handful
+            process_device = int(record["device"])
+            identity = f"GPU-{uuid.UUID(bytes=record['uuid'].tobytes())}"
+            name = names.get(int(record["name"]), "")
+            product = hardware.lookup(name) if name else None
+            peak = product.dram_bytes_per_s if product else None
+            cupti_peak = float(record["mem_bandwidth_kb"]) * 1000
+            self.rows[rank, process_device] = {
+                "rank": rank,
+                "device": self._ordinal(identity),
+                "process_device": process_device,
+                "uuid": identity,
+                "name": name,
+                "sm_arch": f"sm_{record['sm_major']}{record['sm_minor']}",
+                "sm_count": int(record["sm_count"]),
+                "l2_bytes": int(record["l2_bytes"]),
+                "mem_bytes": int(record["mem_bytes"]),
+                "mem_peak_bytes_per_s": peak.value if peak else cupti_peak or None,
+                "peak_source": peak.source if peak else "memory clock × bus width, by CUPTI" if cupti_peak else "",
+            }
+
+    def ordinals(self, rank: int, process_devices: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Ordinals of a column of CUDA ordinals of one process; unknown ones keep their number."""
+        out = process_devices.copy()
+        for number in np.unique(process_devices).tolist():
+            row = self.rows.get((rank, number))
+            if row is not None:
+                out[process_devices == number] = row["device"]
+        return out
+
+    def _ordinal(self, identity: str) -> int:
+        if identity not in self._by_uuid:
+            known = self.machine_ordinals.get(identity)
+            used = set(self._by_uuid.values())
+            free = next(n for n in range(len(used) + 1) if n not in used)
+            self._by_uuid[identity] = known if known is not None and known not in used else free
+        return self._by_uuid[identity]
+
+
+def process_table(processes: Sequence[ProcessSpool], ranks: Mapping[int, int]) -> pa.Table:
+    """Every Python process that reported, traced or not."""
+    rows = []
+    for process in processes:
+        status, reason = _status(process)
+        rows.append(
+            {
+                "rank": ranks[process.pid],
+                "pid": process.pid,
+                "parent_pid": process.parent_pid,
+                "command": " ".join(process.argv),
+                "python_version": process.python,
+                "libcupti_version": str(process.libcupti or ""),
+                "status": status,
+                "reason": reason,
+            }
+        )
+    return _table("processes", sorted(rows, key=lambda row: row["rank"]))
+
+
+def _status(process: ProcessSpool) -> tuple[str, str]:
+    if not process.activated_ns:
+        return "no_cuda", "it never used CUDA"
+    if process.faults:
+        return ("partial" if process.records.exists() else "not_traced"), "; ".join(process.faults[:2])
+    if not process.finished:
+        return "partial", "it was killed or replaced: its last 0.2 s may be missing"
+    stopped = next((why for _, state, why in process.windows if state == "stopped" and why != _ENDED), "")
+    return ("partial", stopped) if stopped else ("traced", "")
+
+
+#: The reason that the agent gives for the last window of a life that ended well.
+_ENDED = "the program ended"
+
+
+def write_tables(
+    folder: Path,
+    traced: Sequence[ProcessSpool],
+    ranks: Mapping[int, int],
+    gpus: Devices,
+    t0_unix_ns: int,
+    last_ns: int,
+) -> None:
+    """Write devices, windows, steps and graph nodes. ``last_ns`` is the last record's end, in trace time."""
+    store.write_table(folder, "devices", _table("devices", list(gpus.rows.values())))
+    windows, steps, nodes = [], [], []
+    for process in traced:
+        rank = ranks[process.pid]
+        windows += _windows(process, rank, t0_unix_ns, last_ns)
+        steps += [
+            {"rank": rank, "kind": kind, "traced": traced, "start_ns": at - t0_unix_ns, "duration_ns": ns}
+            for kind, traced, at, ns in process.steps
+        ]
+        nodes += [
+            {"rank": rank, "graph_node_id": node, "source_node_id": source, "graph_id": graph, "t_ns": at - t0_unix_ns}
+            for node, source, graph, at in process.nodes
+        ]
+    store.write_table(folder, "windows", _table("windows", sorted(windows, key=lambda row: row["start_ns"])))
+    if any(p.steps for p in traced):
+        store.write_table(folder, "steps", _table("steps", sorted(steps, key=lambda row: row["start_ns"])))
+    if nodes:
+        store.write_table(folder, "graph_nodes", _table("graph_nodes", nodes))
+
+
+def _windows(process: ProcessSpool, rank: int, t0_unix_ns: int, last_ns: int) -> Rows:
+    """The process's windows as intervals; the last one lasts to its end, or to its last record."""
+    end = process.last_ns - t0_unix_ns if process.finished else max(process.last_ns - t0_unix_ns, last_ns)
+    starts = [at - t0_unix_ns for at, _, _ in process.windows]
+    rows = []
+    for (_, state, reason), begin, until in zip(process.windows, starts, [*starts[1:], end], strict=True):
+        if until > begin and not (state == "stopped" and reason == _ENDED):
+            rows.append({"rank": rank, "state": state, "reason": reason, "start_ns": begin, "end_ns": until})
+    return rows
+
+
+def versions_of(traced: Sequence[ProcessSpool]) -> dict[str, str]:
+    """Component -> version over all traced processes; several are joined."""
+    found: dict[str, dict[str, None]] = {"libcupti": {}, "torch": {}, "python": {}}
+    for process in traced:
+        for component, version in (
+            ("libcupti", process.libcupti),
+            ("torch", process.torch),
+            ("python", process.python),
+        ):
+            if version:
+                found[component][str(version)] = None
+    return {component: ", ".join(versions) for component, versions in found.items() if versions}
+
+
+def notes_of(processes: Sequence[ProcessSpool]) -> list[str]:
+    """What the agents noted, each sentence once."""
+    return list(dict.fromkeys(note for process in processes for note in process.notes))
+
+
+def _table(name: str, rows: Rows) -> pa.Table:
+    spec = TABLES[name]
+    own = spec.columns[0].name if spec.columns[0].doc == "row number" else None
+    arrays = []
+    for column in spec.columns:
+        values = [i if column.name == own else row[column.name] for i, row in enumerate(rows)]
+        if pa.types.is_dictionary(column.type):
+            arrays.append(pa.array(values, pa.string()).dictionary_encode().cast(column.type))
+        else:
+            arrays.append(pa.array(values, column.type))
+    return pa.Table.from_arrays(arrays, schema=spec.arrow)

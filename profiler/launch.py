@@ -1,0 +1,111 @@
+"""The child: its environment, its signals, its exit code, and why it was not traced if it was not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from spikeprof.profiler import inject
+from spikeprof.profiler.errors import CommandNotExecutable, CommandNotFound, UsageError
+
+#: Signals that ask a program to end or to reread itself: passed on to the child.
+_FORWARDED = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)
+)
+
+
+def environment(spool: Path, control: str, options: Mapping[str, object]) -> dict[str, str]:
+    """The child's environment: ours, with the agent first on PYTHONPATH and the user's entries kept."""
+    env = dict(os.environ)
+    env[inject.ENV_SPOOL] = str(spool)
+    env[inject.ENV_CONTROL] = control
+    env[inject.ENV_OPTIONS] = json.dumps(options)
+    given = env.get("PYTHONPATH")
+    env["PYTHONPATH"] = os.pathsep.join([inject.SITE_FOLDER, *([given] if given else [])])
+    return env
+
+
+def run(command: Sequence[str], env: Mapping[str, str]) -> int:
+    """Run the command with our own stdin, stdout and stderr; returns its exit code, 128 + n for signal n.
+
+    Ctrl-C reaches the child through the terminal; it decides what to do about it, and we wait.
+    Raises UsageError, CommandNotFound or CommandNotExecutable; nothing was started then.
+    """
+    if not command:
+        raise UsageError("no command to run: write it after --, as in `spikeprof run -- python infer.py`")
+    previous: dict[int, object] = {}
+    # Handlers must stand before the child does, or a signal in between would be lost on it.
+    child: list[subprocess.Popen[bytes]] = []
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        if child and child[0].poll() is None:
+            child[0].send_signal(number)
+
+    for number in _FORWARDED:
+        previous[number] = signal.signal(number, forward)
+    previous[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        child.append(_start(command, env))
+        code = child[0].wait()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+    return code if code >= 0 else 128 - code
+
+
+def _start(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    name = command[0]
+    try:
+        return subprocess.Popen(list(command), env=dict(env))
+    except FileNotFoundError as error:
+        if Path(name).exists():  # a script whose interpreter is missing
+            raise CommandNotExecutable(
+                f"cannot run {name}: its interpreter is missing; nothing was recorded"
+            ) from error
+        raise CommandNotFound(f"command not found: {name}; nothing was recorded") from error
+    except OSError as error:
+        raise CommandNotExecutable(f"cannot run {name}: {error.strerror}; nothing was recorded") from error
+
+
+def why_not_traced(command: Sequence[str]) -> str:
+    """Why no Python process of this command reported to us, as far as its words tell."""
+    words = [Path(command[0]).name, *command[1:]]
+    python = next((i for i, w in enumerate(words) if Path(w).name.startswith(("python", "pypy"))), None)
+    if python is not None:
+        for word in words[python + 1 :]:
+            if not word.startswith("-") or word in ("-c", "-m", "-"):
+                break
+            letters = set(word[1:]) if not word.startswith("--") else set()
+            if letters & {"S", "I", "E"}:
+                return f"python {word} ignores PYTHONPATH or sitecustomize, through which the agent is started"
+        return "the Python process ended before it could report, or its environment was replaced"
+    found = shutil.which(command[0])
+    if found and _is_script(found):
+        return f"{command[0]} started no Python process that kept PYTHONPATH"
+    return f"{command[0]} is not a Python program; only Python processes are traced"
+
+
+def _is_script(path: str) -> bool:
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(2) == b"#!"
+    except OSError:
+        return False
+
+
+def describe(command: Sequence[str]) -> str:
+    """A short name for the trace folder: the script or module that is run."""
+    words = list(command)
+    for i, word in enumerate(words):
+        if word == "-m" and i + 1 < len(words):
+            return words[i + 1].rpartition(".")[2] or "run"
+        if word.endswith(".py"):
+            return Path(word).stem
+    return Path(words[0]).name if words else Path(sys.executable).name

@@ -1,0 +1,254 @@
+"""One run: collectors started in order, the program run, everything stopped, the trace assembled.
+
+Any part may fail: the program runs on, and the manifest says what is missing. What was recorded stays in
+the trace folder's ``spool/`` until it has been assembled into tables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import itertools
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+import spikeprof
+from spikeprof.profiler import launch, store
+from spikeprof.profiler.errors import DamagedTrace, OutputError, UsageError
+from spikeprof.profiler.trace import CollectorNote, Manifest
+
+if TYPE_CHECKING:
+    from spikeprof.profiler.collectors.nvml import NvmlCollector
+
+SPOOL_FOLDER = "spool"
+SESSION_FILE = "session.json"
+
+#: Where traces go when no folder is named.
+TRACES_FOLDER = "spikeprof-traces"
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What to record. Zero means no limit, or not asked for.
+
+    ``window`` is (seconds on, seconds off), repeated. ``clean_steps`` untraced steps are timed to tell what
+    tracing costs. ``capture_range`` records between cudaProfilerStart and cudaProfilerStop only.
+    """
+
+    max_bytes: int = 2 << 30
+    max_seconds: float = 0.0
+    window: tuple[float, float] | None = None
+    capture_range: bool = False
+    clean_steps: int = 0
+    graph_nodes: bool = True
+    nvml_interval_ms: int = 100
+    libcupti: str = ""
+
+    def __post_init__(self) -> None:
+        if self.window is not None and (self.window[0] <= 0 or self.window[1] < 0):
+            raise UsageError(
+                f"--window {self.window[0]:g},{self.window[1]:g}: seconds on must be above 0, off 0 or more"
+            )
+        for name in ("max_bytes", "max_seconds", "clean_steps", "nvml_interval_ms"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must not be negative")
+
+    def for_target(self) -> dict[str, object]:
+        """The part that the agent in the target reads."""
+        return {
+            "max_bytes": self.max_bytes,
+            "max_seconds": self.max_seconds,
+            "window": list(self.window) if self.window else None,
+            "capture_range": self.capture_range,
+            "clean_steps": self.clean_steps,
+            "graph_nodes": self.graph_nodes,
+            "libcupti": self.libcupti or None,
+        }
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run's end: the trace (None when it could not be written), the program's exit code, what to say."""
+
+    exit_code: int
+    trace: Path | None
+    traced_count: int = 0
+    kernels_count: int = 0
+    reason: str = ""  # why nothing, or not all, was recorded
+    seconds: float = 0.0
+    warnings: tuple[str, ...] = field(default=())
+
+
+Progress = Callable[[str, int, int], None]  # what, done, of how much
+
+
+def record(
+    command: Sequence[str], output: Path | None, options: RunOptions, progress: Progress | None = None
+) -> Outcome:
+    """Run a command and record it. The program's output, signals and exit code are its own.
+
+    Raises UsageError, CommandNotFound, CommandNotExecutable or OutputError before anything was started;
+    a trace that cannot be written afterwards is told in the outcome, with the program's exit code.
+    """
+    if not command:
+        raise UsageError("no command to run: write it after --, as in `spikeprof run -- python infer.py`")
+    folder = store.create_folder(output or _default_folder(command))
+    try:
+        return _record_into(folder, command, options, progress)
+    except BaseException:
+        _remove_if_empty(folder)
+        raise
+
+
+def recover(folder: Path, progress: Progress | None = None) -> None:
+    """Finish a trace whose recording was cut off: assemble what lies in its spool. Raises OutputError."""
+    session = _read_session(folder)
+    _finish(folder, session, progress, exit_code=None, running=[])
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether the folder is a recording that was never assembled."""
+    return (folder / SPOOL_FOLDER).is_dir() and not store.is_trace(folder)
+
+
+@dataclass
+class _Session:
+    """What is known of a run before any of it is read."""
+
+    command: tuple[str, ...]
+    t0_unix_ns: int
+    options: dict[str, str]
+
+
+def _record_into(folder: Path, command: Sequence[str], options: RunOptions, progress: Progress | None) -> Outcome:
+    from spikeprof.profiler.collectors.nvml import NvmlCollector
+    from spikeprof.profiler.control import ControlServer
+
+    spool = folder / SPOOL_FOLDER
+    spool.mkdir(mode=0o700)
+    given = {name: str(value) for name, value in options.for_target().items() if value}
+    session = _Session(tuple(command), time.time_ns(), given)
+    _write_session(folder, session)
+    control = ControlServer(spool)
+    nvml = NvmlCollector(interval_ms=options.nvml_interval_ms) if options.nvml_interval_ms else None
+    control.start()
+    if nvml:
+        nvml.start(session.t0_unix_ns)
+    began = time.monotonic()
+    try:
+        code = launch.run(command, launch.environment(spool.resolve(), control.path, options.for_target()))
+    finally:
+        seconds = time.monotonic() - began
+        running = control.stop()
+    try:
+        return _finish(folder, session, progress, exit_code=code, running=running, nvml=nvml, seconds=seconds)
+    except OutputError as error:
+        return Outcome(code, None, reason=f"{error}; the raw records are in {spool}", seconds=seconds)
+
+
+def _finish(
+    folder: Path,
+    session: _Session,
+    progress: Progress | None,
+    *,
+    exit_code: int | None,
+    running: Sequence[int],
+    nvml: NvmlCollector | None = None,
+    seconds: float = 0.0,
+) -> Outcome:
+    """Stop what still samples, assemble the spool, write the manifest, remove the spool."""
+    from spikeprof.profiler.assemble.build import assemble
+
+    duration_ns = time.time_ns() - session.t0_unix_ns
+    collectors: dict[str, CollectorNote] = {}
+    ordinals: dict[str, int] = {}
+    versions = {"spikeprof": spikeprof.__version__}
+    if nvml is not None:
+        collectors["nvml"], tables = nvml.stop()
+        ordinals = {gpu.uuid: gpu.index for gpu in nvml.gpus}
+        if nvml.driver_version:
+            versions["driver"] = nvml.driver_version
+        for name, table in tables.items():
+            store.write_table(folder, name, table)
+    spool = folder / SPOOL_FOLDER
+    report = (lambda done, total: progress("assembling", done, total)) if progress else None
+    built = assemble(spool, folder, session.t0_unix_ns, ordinals, report)
+    if exit_code is None:  # recovered: the records themselves tell how long it ran
+        duration_ns = built.end_ns
+    warnings = _warnings(built.notes, running)
+    note = built.note
+    if not built.processes:
+        note = dataclasses.replace(note, reason=launch.why_not_traced(session.command))
+    manifest = Manifest(
+        source="spikeprof",
+        t0_unix_ns=session.t0_unix_ns,
+        duration_ns=max(duration_ns, built.end_ns),
+        command=session.command,
+        exit_code=exit_code,
+        host=platform.node(),
+        versions=versions | built.versions,
+        collectors={"activity": note, **collectors},
+        options=session.options,
+        notes=tuple(warnings),
+    )
+    store.write_manifest(folder, manifest)
+    if not built.undecoded:
+        shutil.rmtree(spool, ignore_errors=True)
+        (folder / SESSION_FILE).unlink(missing_ok=True)
+    return Outcome(
+        exit_code=exit_code or 0,
+        trace=folder,
+        traced_count=sum(1 for p in built.processes if p.activated_ns),
+        kernels_count=built.kernels_count,
+        reason=note.reason,
+        seconds=seconds,
+        warnings=tuple(warnings),
+    )
+
+
+def _warnings(notes: Sequence[str], running: Sequence[int]) -> list[str]:
+    found = list(notes)
+    if running:
+        pids = ", ".join(map(str, running))
+        found.append(f"still running when the command ended, recorded up to then: process {pids}")
+    return found
+
+
+def _default_folder(command: Sequence[str]) -> Path:
+    stamp = datetime.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    base = Path(TRACES_FOLDER) / f"{launch.describe(command)}-{stamp}"
+    candidates = (base.with_name(f"{base.name}-{n}") if n else base for n in itertools.count())
+    return next(path for path in candidates if not path.exists())
+
+
+def _write_session(folder: Path, session: _Session) -> None:
+    data = msgspec.json.encode(session)
+    try:
+        with open(os.open(folder / SESSION_FILE, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(data)
+    except OSError as error:
+        raise OutputError(f"cannot write {folder}: {error.strerror}; nothing was started") from error
+
+
+def _read_session(folder: Path) -> _Session:
+    try:
+        return msgspec.json.decode((folder / SESSION_FILE).read_bytes(), type=_Session)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise DamagedTrace(f"{folder} holds raw records but no readable {SESSION_FILE}: {error}") from error
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Take the folder away again when nothing was recorded into it."""
+    spool = folder / SPOOL_FOLDER
+    if spool.is_dir() and not any(spool.iterdir()):
+        spool.rmdir()
+    if set(os.listdir(folder)) <= {SESSION_FILE}:
+        shutil.rmtree(folder, ignore_errors=True)
