@@ -254,16 +254,17 @@ def scope(where: Mapping[str, str | int], width: int = 60) -> str:
 def evidence(items: Sequence[Evidence], most: int | None = None) -> str:
     """``Launch idle 15.0 % (limit 10 %), 42.5 ms; GPU idle 62.1 %``: one name for numbers of one thing."""
     parts: list[str] = []
-    previous = ""
+    before: tuple[str, str] = ("", "")
     for item in items[:most]:
         name = title(item.metric)
-        notes = [note for note in (limit(item), "" if item.basis == "measured" else item.basis) if note]
-        text = quantity(item.metric, item.value) + (f" ({'; '.join(notes)})" if notes else "")
-        if name == previous:
+        basis = "" if item.basis == "measured" or (name, item.basis) == before else item.basis
+        notes = "; ".join(note for note in (limit(item), basis) if note)
+        text = quantity(item.metric, item.value) + (f" ({notes})" if notes else "")
+        if name == before[0]:
             parts[-1] += f", {text}"
         else:
             parts.append(f"{name} {text}")
-        previous = name
+        before = (name, item.basis)
     return "; ".join(parts)
 
 

@@ -89,8 +89,7 @@ def render_html(report: Report) -> str:
     """The page as text. Raises OutputError when plotly's script cannot be found."""
     from markupsafe import Markup
 
-    from spikeprof import __version__
-
+    version = _version()
     unit = fig.time_unit(max(report.manifest.duration_ns, 1))
     timeline = _timeline(report, unit)
     body = [timeline, _kernel_section(report), _idle_section(report), *_other_sections(report, unit)]
@@ -98,10 +97,10 @@ def render_html(report: Report) -> str:
     body = [s for s in body if not s.empty]
     charts = [c for s in body for c in s.charts]
     plotly_js = _plotly_script() if charts else ""
-    page_js = (_TEMPLATES / "report.js").read_text()
+    page_js = (_TEMPLATES / "report.js").read_text("utf-8")
     findings = report.findings()
     context = {
-        "version": __version__,
+        "version": version,
         "csp": _policy([plotly_js, page_js] if charts else [page_js]),
         "page_title": f"{printable(report.trace_name)} · spikeprof",
         "heading": printable(report.trace_name),
@@ -118,13 +117,24 @@ def render_html(report: Report) -> str:
         "facts": say.facts(report),
         "notes": [printable(n) for n in report.manifest.notes],
         "about_tables": _about_tables(report),
-        "footer": f"Made by spikeprof {__version__}. This page is one file and works offline.",
+        "footer": f"Made by spikeprof {version}. This page is one file and works offline.",
         "data": Markup(_embedded(_data(charts, report, unit))),
-        "css": Markup((_TEMPLATES / "report.css").read_text()),
+        "css": Markup((_TEMPLATES / "report.css").read_text("utf-8")),
         "plotly_js": Markup(plotly_js),
         "page_js": Markup(page_js),
     }
     return _environment().get_template("report.html.j2").render(context)
+
+
+def _version() -> str:
+    """The version that renders, which need not be the one that recorded."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        return installed("spikeprof")
+    except PackageNotFoundError:
+        return "(not installed)"
 
 
 def _environment() -> Environment:
@@ -286,7 +296,11 @@ def _idle_section(report: Report) -> _Section:
         "part_of_idle_share": [c.share for c in classes],
         "meaning": [c.meaning for c in classes],
     }
-    section.add(html_table("idle-classes", table), html_table("longest", result.tables.get("longest", {})))
+    section.add(html_table("idle-classes", table))
+    devices = result.tables.get("devices", {})
+    if len(devices.get("device", [])) > 1:
+        section.add(html_table("idle-devices", devices))
+    section.add(html_table("longest", result.tables.get("longest", {})))
     return section
 
 

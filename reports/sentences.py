@@ -164,6 +164,7 @@ _CAPTIONS = {
     "kernels": ("Kernels by time", ""),
     "nodes": ("Nodes of CUDA graphs by time", ""),
     "idle-classes": ("Idle time by cause", ""),
+    "idle-devices": ("Idle time by GPU and cause", ""),
     "longest": ("Longest gaps", ""),
     "devices": ("GPUs", ""),
     "processes": ("Processes", ""),

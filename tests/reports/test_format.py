@@ -103,6 +103,8 @@ def test_evidence_names_one_thing_once_and_says_limits_and_basis() -> None:
         "Launch idle 15.0 % (limit 10 %), 42.5 ms; Peak 3.00 TB/s (limit 4.80 TB/s, data sheet; modelled); "
         "Records dropped 3 (none expected)"
     )
+    twice = (Evidence("idle_host_share", 0.3, basis="inferred"), Evidence("idle_host_ns", 90, basis="inferred"))
+    assert fmt.evidence(twice) == "Host idle 30.0 % (inferred), 90 ns"
     assert fmt.evidence(items, most=1) == "Launch idle 15.0 % (limit 10 %)"
 
 
