@@ -232,7 +232,7 @@ def _default_folder(command: Sequence[str]) -> Path:
 def _write_session(folder: Path, session: _Session) -> None:
     data = msgspec.json.encode(session)
     try:
-        with open(os.open(folder / SESSION_FILE, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
+        with os.fdopen(os.open(folder / SESSION_FILE, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
             file.write(data)
     except OSError as error:
         raise OutputError(f"cannot write {folder}: {error.strerror}; nothing was started") from error
@@ -250,5 +250,5 @@ def _remove_if_empty(folder: Path) -> None:
     spool = folder / SPOOL_FOLDER
     if spool.is_dir() and not any(spool.iterdir()):
         spool.rmdir()
-    if set(os.listdir(folder)) <= {SESSION_FILE}:
+    if {path.name for path in folder.iterdir()} <= {SESSION_FILE}:
         shutil.rmtree(folder, ignore_errors=True)

@@ -25,6 +25,18 @@ from . import ENV_CONTROL, ENV_OPTIONS, ENV_SPOOL, cupti
 from .control import Control
 from .spool import BUFFER_BYTES, Spool, SpoolFull
 
+TYPE_CHECKING = False  # importing typing would cost the program a millisecond
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class _Part(Protocol):
+        def start(self) -> None: ...
+        def pause(self) -> None: ...
+        def resume(self) -> None: ...
+        def finish(self) -> None: ...
+        def compiler_came(self) -> None: ...
+
+
 #: Conditions in order of precedence.
 _STATES = ("stopped", "yielded", "off", "clean")
 
@@ -35,7 +47,7 @@ FLUSH_SECONDS = 0.1
 class Options:
     """Recording options from the environment; every field has the default of "record all"."""
 
-    def __init__(self, text):
+    def __init__(self, text: str | None) -> None:
         given = json.loads(text or "{}")
         self.max_bytes = int(given.get("max_bytes", 0))
         self.max_seconds = float(given.get("max_seconds", 0))
@@ -49,38 +61,45 @@ class Options:
 class Agent:
     """Recording in this process. All methods are safe to call from any thread and never raise."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.options = Options(os.environ.get(ENV_OPTIONS))
         self.spool = Spool(os.environ[ENV_SPOOL], self.options.max_bytes)
-        self.cupti = None
+        self.cupti: cupti.Cupti | None = None
         self._lock = threading.RLock()
         self._flush_lock = threading.Lock()
-        self._conditions = {}  # state -> reason
-        self._state = None
+        self._conditions: dict[str, str] = {}  # state -> reason
+        self._state: str | None = None
         self._registered = False
         self._activated = False
         self._began = 0.0
-        self._control = None
-        self._parts = []  # graphs, steps: objects with start(), pause(), resume(), finish()
+        self._control: Control | None = None
+        self._parts: list[_Part] = []  # graphs, steps: objects with start(), pause(), resume(), finish()
         self._finished = False
         self._said_hello = False
-        self._entered = None
+        self._entered: tuple[str, str] | None = None
         # Made once and kept: CUPTI may call them for as long as the process lives.
         self._callbacks = (cupti.REQUEST_TYPE(self._requested), cupti.COMPLETE_TYPE(self._completed))
         self._say_hello()
         atexit.register(self.finish)
         os.register_at_fork(after_in_child=self._forked)
 
+    @property
+    def driver(self) -> cupti.Cupti:
+        """This process's CUPTI. Raises CuptiError before it was found."""
+        if self.cupti is None:
+            raise cupti.CuptiError("not activated")
+        return self.cupti
+
     # -- life ---------------------------------------------------------------------------------
 
-    def activate(self):
+    def activate(self) -> None:
         """Start recording: called at the process's first CUDA use."""
         with self._lock:
             if self._activated:
                 return
             self._activated = True
             began = time.perf_counter_ns()
-            sizes = {}
+            sizes: dict[int, int] = {}
             self._say_hello()
             try:
                 self._finish_in_workers()
@@ -90,9 +109,9 @@ class Agent:
                     self._conditions["off"] = "before cudaProfilerStart"
                 self._start_parts()
                 self._apply()
-                sizes = self.cupti.record_sizes()
+                sizes = self.driver.record_sizes()
                 try:
-                    self.cupti.dump_devices()
+                    self.driver.dump_devices()
                 except cupti.CuptiError as error:
                     self.spool.event(ev="note", text="no device records: %s" % error)
                 self._control = Control(self, os.environ.get(ENV_CONTROL))
@@ -108,7 +127,7 @@ class Agent:
                 cost_ns=time.perf_counter_ns() - began,
             )
 
-    def finish(self):
+    def finish(self) -> None:
         """Flush and say farewell: the program is about to end."""
         with self._lock:
             if self._finished or self.cupti is None:
@@ -118,8 +137,8 @@ class Agent:
             try:
                 self._each_part("finish")
                 if self._state == "traced":
-                    self.cupti.flush(forced=True)
-                    self.cupti.disable()
+                    self.driver.flush(forced=True)
+                    self.driver.disable()
                 self._count_dropped()
                 self._enter("stopped", "the program ended")
             except Exception as error:
@@ -129,11 +148,11 @@ class Agent:
         if control is not None:  # outside the lock: its thread may need it
             control.farewell()
 
-    def stop(self, reason):
+    def stop(self, reason: str) -> None:
         """Stop recording for good; the program goes on."""
         self.set_condition("stopped", reason)
 
-    def fault(self, where, error):
+    def fault(self, where: str, error: Exception) -> None:
         """A fault of ours: note it, stop recording, keep the program."""
         self.spool.event(ev="fault", where=where, text="%s: %s" % (type(error).__name__, error))
         try:
@@ -143,7 +162,7 @@ class Agent:
 
     # -- what is recorded when ----------------------------------------------------------------
 
-    def set_condition(self, state, reason):
+    def set_condition(self, state: str, reason: str | None) -> None:
         """Set (reason) or clear (None) one condition and start or stop CUPTI accordingly."""
         with self._lock:
             if self._conditions.get(state) == reason:
@@ -161,7 +180,7 @@ class Agent:
                 self._conditions["stopped"] = "fault: %s" % error
                 self._enter("stopped", self._conditions["stopped"])
 
-    def tick(self):
+    def tick(self) -> float | None:
         """Act on clocks: flush, budget of seconds, duty windows. Returns seconds until the next look, None = never."""
         if not self._activated or "stopped" in self._conditions:
             return None
@@ -181,14 +200,14 @@ class Agent:
             waits.append(on - position if position < on else on + off - position)
         return min(waits)
 
-    def _flush(self):
+    def _flush(self) -> None:
         if self._flush_lock.acquire(blocking=False):  # never wait behind a flush at the program's end
             try:
-                self.cupti.flush()
+                self.driver.flush()
             finally:
                 self._flush_lock.release()
 
-    def _apply(self):
+    def _apply(self) -> None:
         was = self._state
         state = next((s for s in _STATES if s in self._conditions), "traced")
         if state != was:
@@ -202,31 +221,31 @@ class Agent:
                 self._record()
         self._enter(state, self._conditions.get(state, ""))
 
-    def _record(self):
+    def _record(self) -> None:
         if not self._registered:
-            self.cupti.register(*self._callbacks)
+            self.driver.register(*self._callbacks)
             self._registered = True
-        refused = self.cupti.enable()
+        refused = self.driver.enable()
         if refused:
             self.spool.event(ev="refused", what=refused)
 
-    def _pause(self, state):
+    def _pause(self, state: str) -> None:
         if state in ("yielded", "stopped"):
             # Whoever comes next must find CUPTI empty-handed; a clean or off window is flushed by tick().
-            self.cupti.flush()
-        self.cupti.disable()
+            self.driver.flush()
+        self.driver.disable()
         self._count_dropped()
         self._registered = self._registered and state != "yielded"
 
-    def _enter(self, state, reason):
+    def _enter(self, state: str, reason: str) -> None:
         if (state, reason) != self._entered:
             self._entered = (state, reason)
             self.spool.event(ev="window", state=state, reason=reason)
         self._state = state
 
-    def _count_dropped(self):
+    def _count_dropped(self) -> None:
         try:
-            dropped = self.cupti.dropped()
+            dropped = self.driver.dropped()
         except cupti.CuptiError:
             return
         if dropped:
@@ -234,7 +253,7 @@ class Agent:
 
     # -- CUPTI's callbacks: no exception may leave them -----------------------------------------
 
-    def _requested(self, buffer_at, size_at, records_at):
+    def _requested(self, buffer_at: int, size_at: int, records_at: int) -> None:
         address = 0
         try:
             address = self.spool.lend()
@@ -244,7 +263,7 @@ class Agent:
         ctypes.c_size_t.from_address(size_at).value = BUFFER_BYTES if address else 0
         ctypes.c_size_t.from_address(records_at).value = 0
 
-    def _completed(self, _context, _stream, buffer, _size, valid):
+    def _completed(self, _context: int | None, _stream: int, buffer: int, _size: int, valid: int) -> None:
         try:
             self.spool.take(buffer, valid)
         except SpoolFull as full:
@@ -255,7 +274,7 @@ class Agent:
 
     # -- parts and process --------------------------------------------------------------------
 
-    def _start_parts(self):
+    def _start_parts(self) -> None:
         from . import graphs, steps
 
         if self.options.graph_nodes or self.options.capture_range:
@@ -264,27 +283,27 @@ class Agent:
             self._parts.append(steps.Steps(self))
         self._each_part("start")
 
-    def _each_part(self, what):
+    def _each_part(self, what: str) -> None:
         for part in self._parts:
             getattr(part, what)()
 
-    def compiler_came(self):
+    def compiler_came(self) -> None:
         """torch's compiler is being loaded: no Python hook of ours may end up in a compiled frame's guards."""
         self._each_part("compiler_came")
 
-    def _finish_in_workers(self):
+    def _finish_in_workers(self) -> None:
         """multiprocessing's children leave through os._exit, past atexit, but run their own finalizers."""
         util = sys.modules.get("multiprocessing.util")
         if util is not None:
             util.Finalize(None, self.finish, exitpriority=-100)
 
-    def _version(self):
+    def _version(self) -> int | None:
         try:
-            return self.cupti.version()
+            return self.driver.version()
         except Exception:
             return None
 
-    def _say_hello(self):
+    def _say_hello(self) -> None:
         if self._said_hello:
             return
         self._said_hello = True
@@ -297,7 +316,7 @@ class Agent:
             rank=os.environ.get("RANK"),
         )
 
-    def _forked(self):
+    def _forked(self) -> None:
         """In a forked child: nothing of the parent's recording may be touched, its own may begin."""
         self._lock, self._flush_lock = threading.RLock(), threading.Lock()
         self.spool = Spool(os.environ.get(ENV_SPOOL, self.spool.folder), self.options.max_bytes)

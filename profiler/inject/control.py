@@ -14,6 +14,10 @@ import socket
 import threading
 import time
 
+TYPE_CHECKING = False  # importing typing would cost the program a millisecond
+if TYPE_CHECKING:
+    from .agent import Agent
+
 NAME_BYTES_MAX = 16384  # longest mangled names seen are a few thousand bytes
 _READ_BYTES = 512
 
@@ -24,16 +28,16 @@ FAREWELL_SECONDS = 2.0
 class Control:
     """Connection and thread of one process."""
 
-    def __init__(self, agent, path):
+    def __init__(self, agent: Agent, path: str | None) -> None:
         self._agent = agent
         self._path = path
-        self._socket = None
-        self._thread = None
+        self._socket: socket.socket | None = None
+        self._thread: threading.Thread | None = None
         self._done = threading.Event()
         self._memory = -1
         self._buffer = b""
 
-    def start(self):
+    def start(self) -> None:
         """Connect and begin to listen. Without a supervisor the process records on, names unresolved."""
         self._memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
         if self._path:
@@ -49,7 +53,7 @@ class Control:
         self._thread = threading.Thread(target=self._run, name="spikeprof", daemon=True)
         self._thread.start()
 
-    def farewell(self):
+    def farewell(self) -> None:
         """Say that the spool is complete and wait, briefly, for the last names to be asked for."""
         if self._socket is None or self._thread is None or not self._thread.is_alive():
             return
@@ -60,7 +64,7 @@ class Control:
         except OSError:
             pass
 
-    def _run(self):
+    def _run(self) -> None:
         while not self._done.is_set():
             try:
                 wait = self._agent.tick()
@@ -77,7 +81,8 @@ class Control:
                 self._agent.fault("control", error)
                 return
 
-    def _receive(self):
+    def _receive(self) -> bool:
+        assert self._socket is not None
         data = self._socket.recv(1 << 16)
         if not data:
             return False
@@ -94,7 +99,7 @@ class Control:
                 self._done.set()
         return True
 
-    def _text_at(self, pointer):
+    def _text_at(self, pointer: int) -> str | None:
         """The C string at an address, or None. Read through /proc/self/mem: a wild pointer is an error, not a crash."""
         text = b""
         while len(text) < NAME_BYTES_MAX:
@@ -110,5 +115,6 @@ class Control:
             text += chunk
         return text.decode("utf-8", "replace") or None
 
-    def _send(self, **fields):
+    def _send(self, **fields: object) -> None:
+        assert self._socket is not None
         self._socket.sendall((json.dumps(fields) + "\n").encode())

@@ -13,6 +13,11 @@ import sys
 
 from . import cbids
 
+TYPE_CHECKING = False  # importing typing would cost the program a millisecond
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import Any
+
 KIND_MEMCPY, KIND_MEMSET, KIND_DRIVER, KIND_RUNTIME, KIND_DEVICE = 1, 2, 4, 5, 8
 KIND_KERNEL, KIND_OVERHEAD, KIND_MEMCPY_PEER = 10, 17, 22
 
@@ -36,7 +41,7 @@ class CuptiError(Exception):
     """A CUPTI call failed; the message names the call and CUPTI's reason."""
 
 
-def loaded_library():
+def loaded_library() -> str | None:
     """Path of the libcupti that this process has mapped, or None."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
@@ -49,7 +54,7 @@ def loaded_library():
     return None
 
 
-def library_candidates(paths=None):
+def library_candidates(paths: Sequence[str] | None = None) -> Iterator[str]:
     """Where a libcupti may lie, best first: packages beside torch, CUDA_HOME, the system, the loader's name."""
     for entry in sys.path if paths is None else paths:
         for pattern in ("nvidia/cu[0-9]*/lib", "nvidia/cuda_cupti/lib"):
@@ -64,7 +69,7 @@ def library_candidates(paths=None):
         yield name
 
 
-def open_library(override=None):
+def open_library(override: str | None = None) -> tuple[ctypes.CDLL, str]:
     """(library, path) of this process's libcupti. Raises CuptiError when there is none."""
     tried = []
     for path in [override] if override else _not_none([loaded_library()], library_candidates()):
@@ -75,45 +80,42 @@ def open_library(override=None):
     raise CuptiError("no libcupti found (%s)" % (tried[-1] if tried else "no candidate"))
 
 
-def _not_none(first, rest):
-    for path in first:
-        if path:
-            yield path
-    for path in rest:
-        yield path
+def _not_none(first: Iterable[str | None], rest: Iterable[str]) -> Iterator[str]:
+    yield from filter(None, first)
+    yield from rest
 
 
 class Cupti:
     """The calls that the agent needs. Every method raises CuptiError with the call's name."""
 
-    def __init__(self, override=None):
+    def __init__(self, override: str | None = None) -> None:
         self._lib, self.path = open_library(override)
-        self._keep = []  # callback objects: CUPTI holds bare pointers to them
+        self._keep: list[object] = []  # callback objects: CUPTI holds bare pointers to them
         self._subscriber = ctypes.c_void_p()
 
-    def version(self):
+    def version(self) -> int:
         """cuptiGetVersion, e.g. 130001."""
         value = ctypes.c_uint32()
         self._call("cuptiGetVersion", ctypes.byref(value))
         return value.value
 
-    def timestamp(self):
+    def timestamp(self) -> int:
         """cuptiGetTimestamp in ns."""
         value = ctypes.c_uint64()
         self._call("cuptiGetTimestamp", ctypes.byref(value))
         return value.value
 
-    def register(self, request, complete):
+    def register(self, request: object, complete: object) -> None:
         """Give CUPTI the two buffer callbacks (made with REQUEST_TYPE and COMPLETE_TYPE)."""
         self._keep[:] = [request, complete]
         self._call("cuptiActivityRegisterCallbacks", request, complete)
         self._unix_clock()
 
-    def dump_devices(self):
+    def dump_devices(self) -> None:
         """Have one record written for each GPU."""
         self._call("cuptiActivityEnableAndDump", ctypes.c_int(KIND_DEVICE))
 
-    def record_sizes(self):
+    def record_sizes(self) -> dict[int, int]:
         """{kind: record bytes} as this library says, empty when it is too old to say."""
         sizes = {}
         if hasattr(self._lib, "cuptiActivityGetStructSize"):
@@ -126,7 +128,7 @@ class Cupti:
                 sizes[kind] = size.value
         return sizes
 
-    def _unix_clock(self):
+    def _unix_clock(self) -> None:
         """Make record times Unix nanoseconds again.
 
         torch.profiler leaves its own clock (processor ticks) installed in CUPTI when it is done. CUPTI wants
@@ -138,9 +140,9 @@ class Cupti:
         except (OSError, AttributeError, CuptiError):
             pass
 
-    def enable(self):
+    def enable(self) -> dict[str, str]:
         """Start recording. Returns {what: why} for the parts that this libcupti or GPU refuses."""
-        refused = {}
+        refused: dict[str, str] = {}
         for kind in KINDS:
             try:
                 self._call("cuptiActivityEnable", ctypes.c_int(kind))
@@ -151,7 +153,7 @@ class Cupti:
         self._select_calls(1, refused)
         return refused
 
-    def disable(self):
+    def disable(self) -> None:
         """Stop recording; records of work in flight may still arrive."""
         self._select_calls(0, {})
         for kind in KINDS:
@@ -160,7 +162,7 @@ class Cupti:
             except CuptiError:
                 pass
 
-    def _select_calls(self, on, refused):
+    def _select_calls(self, on: int, refused: dict[str, str]) -> None:
         for function, all_kind, wanted in (
             ("cuptiActivityEnableRuntimeApi", KIND_RUNTIME, cbids.RUNTIME),
             ("cuptiActivityEnableDriverApi", KIND_DRIVER, cbids.DRIVER),
@@ -175,17 +177,17 @@ class Cupti:
                 except CuptiError as error:  # an id newer than this library
                     refused.setdefault(function, str(error))
 
-    def flush(self, forced=False):
+    def flush(self, forced: bool = False) -> None:
         """Deliver what is complete; ``forced`` also buffers with records still open."""
         self._call("cuptiActivityFlushAll", ctypes.c_uint32(FLUSH_FORCED if forced else 0))
 
-    def dropped(self):
+    def dropped(self) -> int:
         """Records that CUPTI had no buffer for, since the last call."""
         value = ctypes.c_size_t()
         self._call("cuptiActivityGetNumDroppedRecords", None, ctypes.c_uint32(0), ctypes.byref(value))
         return value.value
 
-    def subscribe(self, callback, points):
+    def subscribe(self, callback: object, points: Sequence[tuple[int, int]]) -> None:
         """Watch (domain, callback id) points. Only one subscriber is allowed in a process."""
         self._call("cuptiSubscribe", ctypes.byref(self._subscriber), callback, None)
         self._callback = callback
@@ -194,25 +196,25 @@ class Cupti:
                 "cuptiEnableCallback", ctypes.c_uint32(1), self._subscriber, ctypes.c_int(domain), ctypes.c_uint32(cbid)
             )
 
-    def unsubscribe(self):
+    def unsubscribe(self) -> None:
         """Give the subscription up, so that another profiler can take it."""
         if self._subscriber.value:
             self._call("cuptiUnsubscribe", self._subscriber)
             self._subscriber = ctypes.c_void_p()
 
-    def graph_node_id(self, node):
+    def graph_node_id(self, node: int) -> int:
         """CUPTI's id of a CUgraphNode; kernel records carry the same."""
         value = ctypes.c_uint64()
         self._call("cuptiGetGraphNodeId", ctypes.c_void_p(node), ctypes.byref(value))
         return value.value
 
-    def graph_id(self, graph):
+    def graph_id(self, graph: int) -> int:
         """CUPTI's id of a CUgraph."""
         value = ctypes.c_uint32()
         self._call("cuptiGetGraphId", ctypes.c_void_p(graph), ctypes.byref(value))
         return value.value
 
-    def _call(self, name, *arguments):
+    def _call(self, name: str, *arguments: Any) -> None:
         function = getattr(self._lib, name, None)
         if function is None:
             raise CuptiError("%s is not in %s" % (name, self.path))

@@ -12,6 +12,10 @@ import time
 
 from . import cbids, cupti
 
+TYPE_CHECKING = False  # importing typing would cost the program a millisecond
+if TYPE_CHECKING:
+    from .agent import Agent
+
 _NODE_CREATED, _NODE_CLONED = 13, 20
 _BATCH = 512
 
@@ -39,10 +43,10 @@ class _CallbackData(ctypes.Structure):
 class Subscription:
     """The process's one CUPTI subscriber, given up whenever a guest needs it."""
 
-    def __init__(self, agent):
+    def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._callback = cupti.CALLBACK_TYPE(self._called)
-        self._points = []
+        self._points: list[tuple[int, int]] = []
         if agent.options.graph_nodes:
             self._points += [(cupti.DOMAIN_RESOURCE, _NODE_CREATED), (cupti.DOMAIN_RESOURCE, _NODE_CLONED)]
         if agent.options.capture_range:
@@ -52,39 +56,39 @@ class Subscription:
                 (cupti.DOMAIN_DRIVER_API, cbids.DRIVER_PROFILER_START),
                 (cupti.DOMAIN_DRIVER_API, cbids.DRIVER_PROFILER_STOP),
             ]
-        self._nodes = []  # [node id, source node id, graph id, unix ns]
+        self._nodes: list[list[int]] = []  # [node id, source node id, graph id, unix ns]
         self._nodes_lock = threading.Lock()
         self._held = False
 
-    def start(self):
+    def start(self) -> None:
         """Subscribe; where another profiler holds the subscription, say so and do without."""
         try:
-            self._agent.cupti.subscribe(self._callback, self._points)
+            self._agent.driver.subscribe(self._callback, self._points)
             self._held = True
         except cupti.CuptiError as error:
             self._agent.spool.event(ev="refused", what={"graph nodes": str(error)})
             if self._agent.options.capture_range:
                 self._agent.set_condition("off", "--capture-range cannot be followed: %s" % error)
 
-    def pause(self):
+    def pause(self) -> None:
         """Give the subscription to a guest."""
         self._write_nodes()
         if self._held:
-            self._agent.cupti.unsubscribe()
+            self._agent.driver.unsubscribe()
             self._held = False
 
-    def resume(self):
+    def resume(self) -> None:
         """Take it back."""
         self.start()
 
-    def compiler_came(self):
+    def compiler_came(self) -> None:
         """Nothing of this is Python that a compiler could trace."""
 
-    def finish(self):
+    def finish(self) -> None:
         """Write what is left."""
         self._write_nodes()
 
-    def _called(self, _user, domain, cbid, data):
+    def _called(self, _user: int | None, domain: int, cbid: int, data: int) -> None:
         try:
             if domain == cupti.DOMAIN_RESOURCE:
                 self._node(cbid, data)
@@ -93,9 +97,9 @@ class Subscription:
         except Exception as error:
             self._agent.spool.event(ev="fault", where="graphs", text=str(error))
 
-    def _node(self, cbid, data):
+    def _node(self, cbid: int, data: int) -> None:
         graph = _GraphData.from_address(_ResourceData.from_address(data).descriptor)
-        driver = self._agent.cupti
+        driver = self._agent.driver
         source = driver.graph_node_id(graph.original_node) if cbid == _NODE_CLONED and graph.original_node else 0
         owner = driver.graph_id(graph.graph) if graph.graph else 0
         with self._nodes_lock:
@@ -104,14 +108,14 @@ class Subscription:
         if full:
             self._write_nodes()
 
-    def _profiler_call(self, cbid, site):
+    def _profiler_call(self, cbid: int, site: int) -> None:
         if cbid in (cbids.RUNTIME_PROFILER_START, cbids.DRIVER_PROFILER_START):
             if site == 1:
                 self._agent.set_condition("off", None)
         elif site == 0:
             self._agent.set_condition("off", "after cudaProfilerStop")
 
-    def _write_nodes(self):
+    def _write_nodes(self) -> None:
         with self._nodes_lock:
             nodes, self._nodes = self._nodes, []
         if nodes:

@@ -8,33 +8,51 @@ from __future__ import annotations
 
 import functools
 
+TYPE_CHECKING = False  # importing typing would cost the program a millisecond
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
 
-def watch_torch(agent, module):
+    from .agent import Agent
+
+
+def watch_torch(agent: Agent, module: ModuleType) -> None:
     """Wrap ``torch.autograd.profiler``, which every torch.profiler session goes through."""
+
+    def yield_to_it(*args: object) -> None:
+        if _uses_gpu(args):
+            agent.set_condition("yielded", "torch.profiler")
+
     for name in ("_prepare_profiler", "_enable_profiler"):
-        _around(module, name, before=lambda *args: _uses_gpu(args) and agent.set_condition("yielded", "torch.profiler"))
+        _around(module, name, before=yield_to_it)
     _around(module, "_disable_profiler", after=lambda *args: agent.set_condition("yielded", None))
 
 
-def watch_proton(agent, module):
+def watch_proton(agent: Agent, module: ModuleType) -> None:
     """Wrap ``triton.profiler.profile``: Proton holds CUPTI from start to finalize."""
     _around(module, "start", before=lambda *args: agent.set_condition("yielded", "triton.profiler"))
     _around(module, "finalize", after=lambda *args: agent.set_condition("yielded", None))
 
 
-def _uses_gpu(arguments):
+def _uses_gpu(arguments: tuple[object, ...]) -> bool:
     """Whether a Kineto session records GPU work: (config, activities), activities a set of enums."""
-    activities = arguments[1] if len(arguments) > 1 else ()
+    activities: Any = arguments[1] if len(arguments) > 1 else ()
     return not activities or any("CPU" not in str(activity) for activity in activities)
 
 
-def _around(module, name, before=None, after=None):
+def _around(
+    module: ModuleType,
+    name: str,
+    before: Callable[..., object] | None = None,
+    after: Callable[..., object] | None = None,
+) -> None:
     original = getattr(module, name, None)
     if original is None:
         return
 
     @functools.wraps(original)
-    def wrapper(*args, **kwargs):
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         if before:
             before(*args)
         try:

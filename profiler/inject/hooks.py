@@ -10,10 +10,18 @@ import importlib.abc
 import importlib.machinery
 import sys
 
-_agent = None
+TYPE_CHECKING = False  # importing typing would cost the program a millisecond
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.abc import Loader
+    from types import ModuleType
+
+    from .agent import Agent
+
+_agent: Agent
 
 
-def install():
+def install() -> None:
     """Make this process's agent and begin to watch imports."""
     global _agent
     from .agent import Agent
@@ -22,39 +30,39 @@ def install():
     sys.meta_path.insert(0, _Watcher())
 
 
-def _after_torch_cuda(module):
+def _after_torch_cuda(module: ModuleType) -> None:
     # Queued calls run at the end of torch's lazy initialisation, at once if that has happened.
     module._lazy_call(_agent.activate)
 
 
-def _activate(_module):
+def _activate(_module: ModuleType) -> None:
     _agent.activate()
 
 
-def _activate_without_torch(_module):
+def _activate_without_torch(_module: ModuleType) -> None:
     # torch imports triton for itself, before CUDA is used: its own hook is the right one.
     if "torch" not in sys.modules:
         _agent.activate()
 
 
-def _after_torch_profiler(module):
+def _after_torch_profiler(module: ModuleType) -> None:
     from . import guests
 
     guests.watch_torch(_agent, module)
 
 
-def _after_proton(module):
+def _after_proton(module: ModuleType) -> None:
     from . import guests
 
     guests.watch_proton(_agent, module)
 
 
-def _after_dynamo(_module):
+def _after_dynamo(_module: ModuleType) -> None:
     _agent.compiler_came()
 
 
 #: Module -> what to do when it has been imported.
-_WATCHED = {
+_WATCHED: dict[str, Callable[[ModuleType], None]] = {
     "torch.autograd.profiler": _after_torch_profiler,
     "triton.profiler.profile": _after_proton,
     "torch._dynamo": _after_dynamo,
@@ -71,7 +79,9 @@ _WATCHED = {
 class _Watcher(importlib.abc.MetaPathFinder):
     """Lets the other finders find a watched module and wraps its loader."""
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         """The spec that the next finders give, its loader wrapped; None for every other module."""
         action = _WATCHED.get(name)
         if action is None:
@@ -87,10 +97,10 @@ class _Watcher(importlib.abc.MetaPathFinder):
         return None
 
 
-def _wrap(loader, action):
+def _wrap(loader: Loader, action: Callable[[ModuleType], None]) -> None:
     original = loader.exec_module
 
-    def exec_module(module):
+    def exec_module(module: ModuleType) -> None:
         # Restored first: the program may inspect, or reload through, its own loader.
         try:
             del loader.exec_module
@@ -103,6 +113,6 @@ def _wrap(loader, action):
             _agent.fault("hook", error)
 
     try:
-        loader.exec_module = exec_module
+        loader.exec_module = exec_module  # type: ignore[method-assign]
     except AttributeError:  # a loader with slots: the module is imported untraced
         _agent.spool.event(ev="note", text="the loader of %s cannot be watched" % action.__name__)

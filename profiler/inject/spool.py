@@ -31,15 +31,15 @@ class SpoolFull(Exception):
 class Spool:
     """Append-only files of one process. Buffer methods are called from CUPTI's threads."""
 
-    def __init__(self, folder, max_bytes=0):
+    def __init__(self, folder: str, max_bytes: int = 0) -> None:
         self.folder = folder
         self.max_bytes = max_bytes
         self.bytes_written = 0
         self.dropped_frames = 0
         self._sequence = 0
         self._act_fd = -1
-        self._free = []  # addresses of idle buffers
-        self._views = {}  # address -> memoryview of header + payload
+        self._free: list[int] = []  # addresses of idle buffers
+        self._views: dict[int, memoryview] = {}  # address -> memoryview of header + payload
         self._event_fd = -1
         # Two spools of one pid (exec, or a recycled number) must not meet.
         self.stem = os.path.join(folder, "%d-%d" % (os.getpid(), time.time_ns()))
@@ -48,7 +48,7 @@ class Spool:
         self._write.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
         self._write.restype = ctypes.c_ssize_t
 
-    def event(self, **fields):
+    def event(self, **fields: object) -> None:
         """Append one line to the event file. Never raises: an event that cannot be stored is lost."""
         try:
             if self._event_fd < 0:
@@ -58,7 +58,7 @@ class Spool:
         except (OSError, ValueError, TypeError):
             pass
 
-    def lend(self):
+    def lend(self) -> int:
         """The address of an idle buffer's payload, or 0 when too many are in flight."""
         if self._free:
             return self._free.pop()
@@ -70,7 +70,7 @@ class Spool:
         self._views[base + FRAME_HEADER_BYTES] = memoryview(memory)
         return base + FRAME_HEADER_BYTES
 
-    def take(self, address, size):
+    def take(self, address: int, size: int) -> None:
         """Store a filled buffer and make it idle again. Raises SpoolFull when recording must end."""
         view = self._views.get(address)
         if view is None:  # lent by a spool of before a fork
@@ -81,7 +81,7 @@ class Spool:
         finally:
             self._free.append(address)
 
-    def _store(self, view, base, size):
+    def _store(self, view: memoryview, base: int, size: int) -> None:
         if self._act_fd == -2:
             self.dropped_frames += 1
             return
@@ -108,5 +108,5 @@ class Spool:
         self.bytes_written += total
 
 
-def _open(path):
+def _open(path: str) -> int:
     return os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)

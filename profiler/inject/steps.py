@@ -11,6 +11,12 @@ import sys
 import time
 from collections import deque
 
+TYPE_CHECKING = False  # importing typing would cost the program a millisecond
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .agent import Agent
+
 #: Steps before the first block: allocator, cuBLAS and autotuning warm up.
 WARMUP_STEPS = 5
 #: Steps of a block; the first after a change pays for the change and is marked so by its window.
@@ -24,18 +30,17 @@ _COMPILER_NOTE = "torch's compiler is loaded: steps are timed at CUDA-graph repl
 class Steps:
     """Counts steps, times them, and alternates tracing until enough is known."""
 
-    def __init__(self, agent):
+    def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._wanted = agent.options.clean_steps
         self._depth = 0
         self._count = 0
         self._clean = 0
-        self._kind = None
-        self._pending = deque()  # (kind, traced, unix ns, event)
-        self._undo = []
+        self._pending: deque[tuple[str, bool, int, Any]] = deque()  # (kind, traced, unix ns, event)
+        self._undo: list[tuple[Any, str, Any]] = []
         self._active = False
 
-    def start(self):
+    def start(self) -> None:
         """Hook the step boundaries of torch, where they can be hooked without harm."""
         torch = sys.modules.get("torch")
         if torch is None:
@@ -49,30 +54,30 @@ class Steps:
             self._hook(torch.nn.Module, "__call__", "forward")
         self._active = True
 
-    def pause(self):
+    def pause(self) -> None:
         """Nothing to give up: events need no CUPTI."""
 
-    def resume(self):
+    def resume(self) -> None:
         """See pause."""
 
-    def compiler_came(self):
+    def compiler_came(self) -> None:
         """Take the hook out of nn.Module before anything is compiled; graph replays are not traced through."""
         for hook in [h for h in self._undo if h[1] == "__call__"]:
             setattr(*hook)
             self._undo.remove(hook)
             self._say(_COMPILER_NOTE)
 
-    def finish(self):
+    def finish(self) -> None:
         """Read what is left and take the hooks out."""
         if self._active:
             self._read(0)
             self._unhook()
 
-    def _hook(self, owner, name, kind):
+    def _hook(self, owner: Any, name: str, kind: str) -> None:
         original = getattr(owner, name)
         steps = self
 
-        def wrapper(*args, **kwargs):
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             if steps._depth or not steps._active:
                 return original(*args, **kwargs)
             steps._depth = 1
@@ -82,17 +87,18 @@ class Steps:
             finally:
                 steps._depth = 0
 
-        wrapper.__name__, wrapper.__doc__, wrapper.__wrapped__ = name, original.__doc__, original
+        wrapper.__name__, wrapper.__doc__ = name, original.__doc__
+        wrapper.__wrapped__ = original  # type: ignore[attr-defined]
         setattr(owner, name, wrapper)
         self._undo.append((owner, name, original))
 
-    def _unhook(self):
+    def _unhook(self) -> None:
         self._active = False
         for owner, name, original in self._undo:
             setattr(owner, name, original)
         self._undo = []
 
-    def _begin(self, kind):
+    def _begin(self, kind: str) -> None:
         try:
             cuda = self._torch.cuda
             if cuda.is_current_stream_capturing():
@@ -116,7 +122,7 @@ class Steps:
             self._unhook()
             self._agent.set_condition("clean", None)
 
-    def _turn(self):
+    def _turn(self) -> None:
         """A block ends: change over, or finish when enough clean steps are timed."""
         if self._agent._state == "clean":
             self._agent.set_condition("clean", None)
@@ -126,7 +132,7 @@ class Steps:
             self._read(0)
             self._unhook()
 
-    def _read(self, keep):
+    def _read(self, keep: int) -> None:
         done = []
         while len(self._pending) > keep + 1:
             kind, traced, at, event = self._pending[0]
@@ -138,5 +144,5 @@ class Steps:
         if done:
             self._agent.spool.event(ev="steps", steps=done)
 
-    def _say(self, text):
+    def _say(self, text: str) -> None:
         self._agent.spool.event(ev="note", text=text)

@@ -4,11 +4,13 @@ Loads the agent as the private package ``_spikeprof``, then hands over to the si
 environment would have run without us. Nothing that goes wrong here may reach the program.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 
 
-def _load_agent():
+def _load_agent() -> None:
     import importlib.util
 
     here = os.path.dirname(os.path.abspath(__file__))
@@ -16,22 +18,24 @@ def _load_agent():
     spec = importlib.util.spec_from_file_location(
         "_spikeprof", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
     )
+    assert spec is not None
+    assert spec.loader is not None
     package = importlib.util.module_from_spec(spec)
     sys.modules["_spikeprof"] = package
     spec.loader.exec_module(package)
-    from _spikeprof import hooks
+    from _spikeprof import hooks  # type: ignore[import-not-found]
 
     hooks.install()
 
 
-def _chain():
+def _chain() -> None:
     """Run the sitecustomize that we stand in front of, as the interpreter would have."""
     here = os.path.dirname(os.path.abspath(__file__))
     # The program's own sys.path must look as it would without us.
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
     ours = sys.modules.pop("sitecustomize", None)
     try:
-        import sitecustomize  # noqa: F401
+        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
