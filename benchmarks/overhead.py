@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import faulthandler
 import gc
 import importlib.util
 import json
@@ -53,7 +54,8 @@ class Bench:
     """One process's workload and the ways of recording it."""
 
     def __init__(self, spool: str) -> None:
-        self.agent = load_agent(spool, {})
+        # Callbacks at graph capture cost a step nothing; without them CUPTI can be detached again and again.
+        self.agent = load_agent(spool, {"graph_nodes": False})
         self.agent.set_condition("yielded", "benchmark")
         self.work = Workload()
         self.agent.activate()
@@ -231,6 +233,7 @@ def main() -> int:
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
     gc.disable()
+    faulthandler.enable()
     with tempfile.TemporaryDirectory() as spool:
         bench = Bench(spool)
         table = {

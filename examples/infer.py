@@ -284,6 +284,8 @@ def main(arguments: list[str] | None = None) -> int:
     device = torch.device(options.device)
     default = "float16" if device.type == "cuda" else "float32"
     dtype = getattr(torch, default if options.dtype == "auto" else options.dtype)
+    # cuDNN plans its attention anew for every length of the cache, 50 ms a token: not what is to be seen here.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     torch.manual_seed(0)
     prompt = torch.randint(VOCABULARY, (options.batch, options.prompt)).to(device)
     if options.impl == "transformers":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,7 +77,7 @@ def assemble(
     done = 0
     undecoded = False
     for process in traced:
-        layout = layout_for(process.libcupti or 0, process.sizes)
+        layout = layout_for(process.libcupti or 0, process.sizes, process.libcupti_path)
         if not process.records.exists():
             continue
         if layout is None:
@@ -183,13 +184,39 @@ def _sound(records: col.Records, process: ProcessSpool, tally: _Tally) -> col.Re
     earliest = np.uint64(process.activated_ns - SLACK_NS)
     latest = np.uint64(max(process.last_ns, int(process.records.stat().st_mtime_ns)) + SLACK_NS)
     outside = ~untimed & ~backwards & ((start < earliest) | (end > latest))
-    bad: npt.NDArray[np.bool_] = untimed | backwards | outside
+    on_gpu = "device" in (records.dtype.names or ())
+    cut = ~untimed & ~backwards & ~outside & on_gpu & _across_a_pause(start, end, process)
+    bad: npt.NDArray[np.bool_] = untimed | backwards | outside | cut
     if not bad.any():
         return records
-    for reason, which in (("no time", untimed), ("ends before it starts", backwards), ("outside the run", outside)):
+    reasons = {
+        "no time": untimed,
+        "ends before it starts": backwards,
+        "outside the run": outside,
+        "in flight when recording paused": cut,
+    }
+    for reason, which in reasons.items():
         if which.any():
             tally.set_aside[reason] += int(which.sum())
     return records[~bad]
+
+
+def _across_a_pause(
+    start: npt.NDArray[np.uint64], end: npt.NDArray[np.uint64], process: ProcessSpool
+) -> npt.NDArray[np.bool_]:
+    """Work that began while recording and ended after it was switched off: its end time is not its own.
+
+    libcupti 13.0 gives such work, all kernels of a graph replay at once, the time at which recording resumed.
+    """
+    pauses = [
+        at
+        for (_, state, _), (at, following, _) in itertools.pairwise(process.windows)
+        if state == "traced" and following in ("clean", "off", "yielded")
+    ]
+    if not pauses:
+        return np.zeros(len(start), bool)
+    limits = np.array([*pauses, np.iinfo(np.int64).max], np.uint64)
+    return np.asarray(end > limits[np.searchsorted(limits[:-1], start, side="right")])
 
 
 def _name_of(names: Mapping[int, str], tally: _Tally, pointer: int) -> str:

@@ -75,6 +75,7 @@ class Agent:
         self._control: Control | None = None
         self._parts: list[_Part] = []  # graphs, steps: objects with start(), pause(), resume(), finish()
         self._finished = False
+        self.compiler_used = False
         self._said_hello = False
         self._entered: tuple[str, str] | None = None
         # Made once and kept: CUPTI may call them for as long as the process lives.
@@ -184,8 +185,7 @@ class Agent:
         """Act on clocks: flush, budget of seconds, duty windows. Returns seconds until the next look, None = never."""
         if not self._activated or "stopped" in self._conditions:
             return None
-        if self._state != "yielded":  # the buffers of a guest are not ours to flush
-            self._flush()
+        self._flush()
         waits = [FLUSH_SECONDS]
         age = time.monotonic() - self._began
         if self.options.max_seconds:
@@ -201,11 +201,10 @@ class Agent:
         return min(waits)
 
     def _flush(self) -> None:
-        if self._flush_lock.acquire(blocking=False):  # never wait behind a flush at the program's end
-            try:
+        with self._flush_lock:
+            # Looked at under the lock: the buffers of a guest are not ours to flush.
+            if self._state not in ("yielded", "stopped"):
                 self.driver.flush()
-            finally:
-                self._flush_lock.release()
 
     def _apply(self) -> None:
         was = self._state
@@ -230,10 +229,12 @@ class Agent:
             self.spool.event(ev="refused", what=refused)
 
     def _pause(self, state: str) -> None:
-        if state in ("yielded", "stopped"):
-            # Whoever comes next must find CUPTI empty-handed; a clean or off window is flushed by tick().
-            self.driver.flush()
-        self.driver.disable()
+        with self._flush_lock:  # no flush of ours may still be under way when a guest takes over
+            if state in ("yielded", "stopped"):
+                # Whoever comes next must find CUPTI empty-handed; a clean or off window is flushed by tick().
+                self.driver.flush()
+            self.driver.disable()
+            self._state = state
         self._count_dropped()
         self._registered = self._registered and state != "yielded"
 
@@ -288,8 +289,10 @@ class Agent:
             getattr(part, what)()
 
     def compiler_came(self) -> None:
-        """torch's compiler is being loaded: no Python hook of ours may end up in a compiled frame's guards."""
-        self._each_part("compiler_came")
+        """Something is about to be compiled: no Python hook of ours may end up in a compiled frame's guards."""
+        if not self.compiler_used:
+            self.compiler_used = True
+            self._each_part("compiler_came")
 
     def _finish_in_workers(self) -> None:
         """multiprocessing's children leave through os._exit, past atexit, but run their own finalizers."""

@@ -6,6 +6,7 @@ touches CUDA never loads CUPTI: fork-based workers stay safe. Other packages are
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import sys
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.abc import Loader
     from types import ModuleType
+    from typing import Any
 
     from .agent import Agent
 
@@ -57,15 +59,27 @@ def _after_proton(module: ModuleType) -> None:
     guests.watch_proton(_agent, module)
 
 
-def _after_dynamo(_module: ModuleType) -> None:
-    _agent.compiler_came()
+def _after_dynamo(module: ModuleType) -> None:
+    """Every torch.compile makes an OptimizeContext before it traces anything; just importing dynamo makes none."""
+    context = getattr(module, "OptimizeContext", None)
+    if context is None:
+        _agent.compiler_came()
+        return
+    original = context.__init__
+
+    @functools.wraps(original)
+    def init(*args: Any, **kwargs: Any) -> None:
+        _agent.compiler_came()
+        original(*args, **kwargs)
+
+    context.__init__ = init
 
 
 #: Module -> what to do when it has been imported.
 _WATCHED: dict[str, Callable[[ModuleType], None]] = {
     "torch.autograd.profiler": _after_torch_profiler,
     "triton.profiler.profile": _after_proton,
-    "torch._dynamo": _after_dynamo,
+    "torch._dynamo.eval_frame": _after_dynamo,
     "torch.cuda": _after_torch_cuda,
     "cupy": _activate,
     "numba.cuda": _activate,

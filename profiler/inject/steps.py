@@ -24,7 +24,7 @@ BLOCK_STEPS = 6
 #: Events wait this many steps before they are read, so that reading never waits for the GPU.
 _SETTLE_STEPS = 8
 
-_COMPILER_NOTE = "torch's compiler is loaded: steps are timed at CUDA-graph replays only, model calls are left alone"
+_COMPILER_NOTE = "torch.compile is used: steps are timed at CUDA-graph replays only, model calls are left alone"
 
 
 class Steps:
@@ -48,7 +48,7 @@ class Steps:
             return
         self._torch = torch
         self._hook(torch.cuda.CUDAGraph, "replay", "graph_replay")
-        if "torch._dynamo" in sys.modules:
+        if self._agent.compiler_used:
             self._say(_COMPILER_NOTE)
         else:
             self._hook(torch.nn.Module, "__call__", "forward")
@@ -124,6 +124,8 @@ class Steps:
 
     def _turn(self) -> None:
         """A block ends: change over, or finish when enough clean steps are timed."""
+        # A graph replay in flight when CUPTI is switched off gets its end time when it is switched on again.
+        self._torch.cuda.synchronize()
         if self._agent._state == "clean":
             self._agent.set_condition("clean", None)
         elif self._clean < self._wanted:
