@@ -26,11 +26,11 @@ class NameTail:
         if not self._path.exists() or self._path.stat().st_size <= self._offset:
             return []
         payloads = []
-        for end, payload in frames(self._path, self._offset):
-            if end <= self._offset:  # still being written
+        for frame in frames(self._path, self._offset):
+            if frame.end <= self._offset:  # still being written
                 break
-            self._offset = end
-            payloads.append(payload)
+            self._offset = frame.end
+            payloads.append(frame.payload)
         if not payloads:
             return []
         records = decode(payloads, self._layout).records

@@ -9,10 +9,12 @@ sweep, again for all blocks at once, marks the records from there.
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,50 +32,95 @@ _KINDS_MAX = 256
 BATCH_BYTES = 32 << 20
 
 
+#: No buffer is larger: a header that says so is damaged.
+PAYLOAD_BYTES_MAX = 64 << 20
+_SEARCH_BYTES = 1 << 20
+
+
+class Frame(NamedTuple):
+    """One buffer as it lies in the spool."""
+
+    end: int  # offset behind the frame; of a frame that is cut short: its own begin
+    payload: npt.NDArray[np.uint8]
+    unix_ns: int  # when CUPTI handed the buffer over
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Records of a stretch of spool, by activity kind, and what could not be read."""
 
     records: Mapping[int, npt.NDArray[np.void]]
-    set_aside_bytes: int
+    set_aside_bytes: int = 0
+    set_aside_count: int = 0  # buffers that were not read to their end, and stretches of foreign bytes
+    spool_bytes: int = 0  # how much of the file this was
+    handed_over_ns: int = 0  # unix time at which the last of these buffers was handed over
 
 
-def frames(path: Path, offset: int = 0) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
-    """(offset behind the frame, payload bytes) of each frame from ``offset`` on.
+def frames(path: Path, offset: int = 0) -> Iterator[Frame]:
+    """Each frame of a spool file from ``offset`` on, which must be the begin of one.
 
     The last frame may be cut short by a killed process: it is given as far as it goes, with the offset
-    of its own start, so that a live reader can come back to it. Foreign bytes end the iteration.
+    of its own begin, so that a live reader can come back to it. Foreign bytes are passed over.
     """
     with path.open("rb") as file:
-        file.seek(offset)
         while True:
+            file.seek(offset)
             header = file.read(FRAME_HEADER_BYTES)
             if len(header) < FRAME_HEADER_BYTES:
                 return
-            magic, size, _, _ = struct.unpack_from(FRAME_FORMAT, header)
-            if magic != FRAME_MAGIC:
-                return
-            payload = np.fromfile(file, np.uint8, size)
+            magic, size, unix_ns, _ = struct.unpack_from(FRAME_FORMAT, header)
+            if magic != FRAME_MAGIC or size > PAYLOAD_BYTES_MAX:
+                found = _next_magic(file, offset + 1)
+                if found is None:
+                    return
+                offset = found
+                continue
+            there = min(size, os.fstat(file.fileno()).st_size - offset - FRAME_HEADER_BYTES)
+            payload = np.fromfile(file, np.uint8, max(there, 0))
             whole = len(payload) == size
             end = offset + FRAME_HEADER_BYTES + size if whole else offset
-            yield end, payload
+            yield Frame(end, payload, unix_ns)
             if not whole:
                 return
             offset = end
 
 
+def _next_magic(file: BinaryIO, offset: int) -> int | None:
+    """Where the next frame seems to begin, None when there is none."""
+    magic = struct.pack("<Q", FRAME_MAGIC)
+    while True:
+        file.seek(offset)
+        chunk = file.read(_SEARCH_BYTES)
+        at = chunk.find(magic)
+        if at >= 0:
+            return offset + at
+        if len(chunk) < _SEARCH_BYTES:
+            return None
+        offset += len(chunk) - len(magic) + 1
+
+
 def batches(path: Path, layout: Layout) -> Iterator[Batch]:
-    """The whole spool file, decoded in batches of about BATCH_BYTES."""
-    pending: list[npt.NDArray[np.uint8]] = []
-    size = 0
-    for _, payload in frames(path):
-        pending.append(payload)
-        size += len(payload)
+    """The whole spool file, decoded in batches of about BATCH_BYTES; what is between the frames comes last."""
+    pending: list[Frame] = []
+    size = covered = 0
+    for frame in frames(path):
+        pending.append(frame)
+        size += FRAME_HEADER_BYTES + len(frame.payload)
         if size >= BATCH_BYTES:
-            yield decode(pending, layout)
+            yield _decoded(pending, layout, size)
+            covered += size
             pending, size = [], 0
     if pending:
-        yield decode(pending, layout)
+        yield _decoded(pending, layout, size)
+        covered += size
+    foreign = path.stat().st_size - covered
+    if foreign > 0:
+        yield Batch({}, set_aside_bytes=foreign, set_aside_count=1, spool_bytes=foreign)
+
+
+def _decoded(pending: Sequence[Frame], layout: Layout, size: int) -> Batch:
+    batch = decode([frame.payload for frame in pending], layout)
+    return replace(batch, spool_bytes=size, handed_over_ns=max(frame.unix_ns for frame in pending))
 
 
 def decode(payloads: Sequence[npt.NDArray[np.uint8]], layout: Layout) -> Batch:
@@ -94,7 +141,8 @@ def decode(payloads: Sequence[npt.NDArray[np.uint8]], layout: Layout) -> Batch:
             # Rows of an overlapping view: each record is copied as one piece.
             rows = sliding_window_view(words, dtype.itemsize // _WORD_BYTES)[at]
             records[kind] = rows.view(dtype).reshape(-1)
-    return Batch(records, lost_words * _WORD_BYTES)
+    lost = lost_words * _WORD_BYTES + [len(p) % _WORD_BYTES for p in payloads]
+    return Batch(records, int(lost.sum()), int(np.count_nonzero(lost)))
 
 
 def _laid_out(
@@ -115,8 +163,8 @@ def _laid_out(
 
 def _record_starts(
     size: npt.NDArray[np.uint8], first_blocks: Sequence[int], used_words: Sequence[int]
-) -> tuple[npt.NDArray[np.int64], int]:
-    """Word offsets of all records, and how many words belong to none.
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Word offsets of all records, and how many words of each buffer belong to none.
 
     ``size[w]`` is the size in words of a record beginning at word w, 0 where none can begin.
     """
@@ -167,11 +215,15 @@ def _whole_records(
     size: npt.NDArray[np.uint8],
     first_blocks: Sequence[int],
     used_words: Sequence[int],
-) -> tuple[npt.NDArray[np.int64], int]:
-    """Drop records that run past the end of their buffer; count the words that no record covers."""
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Drop records that run past the end of their buffer; count the words of each buffer that none covers."""
     begins = np.asarray(first_blocks, np.int64) * _BLOCK_WORDS
-    ends = begins + np.asarray(used_words, np.int64)
-    buffer = np.searchsorted(begins, starts, side="right") - 1
+    used = np.asarray(used_words, np.int64)
     # Buffers without a word share their begin with the next one; the last of them is the one with words.
-    starts = starts[starts + size[starts] <= ends[buffer]] if len(starts) else starts
-    return starts, int(sum(used_words) - size[starts].sum(dtype=np.int64))
+    buffer = np.searchsorted(begins, starts, side="right") - 1
+    ends = begins + used
+    if len(starts):
+        whole = starts + size[starts] <= ends[buffer]
+        starts, buffer = starts[whole], buffer[whole]
+    covered = np.bincount(buffer, weights=size[starts], minlength=len(used)).astype(np.int64)
+    return starts, used - covered
