@@ -1,7 +1,7 @@
 """Structured activity records to the columns of trace tables, batch by batch, then sorted and written.
 
-Columns are kept narrow while they pile up (about 90 bytes a kernel) and widened one row group at a time
-when they are written.
+Columns are kept as narrow as their values allow while they pile up (about 50 bytes a kernel) and widened one
+row group at a time when they are written.
 """
 
 from __future__ import annotations
@@ -69,8 +69,13 @@ class TableBuilder:
         self._batches: list[Columns] = []
 
     def add(self, columns: Columns) -> None:
-        """One batch: every column but the row number; missing columns are 0."""
-        self._batches.append(columns)
+        """One batch of one rank: every column but the row number; missing columns are 0."""
+        self._batches.append({name: _narrowed(values) for name, values in columns.items()})
+
+    def renumber(self, column: str, number: Callable[[int, npt.NDArray[Any]], npt.NDArray[Any]]) -> None:
+        """Replace a column, batch by batch, by ``number(rank, values)``."""
+        for batch in self._batches:
+            batch[column] = _narrowed(number(int(batch["rank"][0]), batch[column]))
 
     @property
     def rows(self) -> int:
@@ -108,6 +113,18 @@ class TableBuilder:
             else:
                 arrays.append(pa.array(values).cast(column.type))
         return pa.Table.from_arrays(arrays, schema=spec.arrow)
+
+
+def _narrowed(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same numbers in the smallest integer type that holds them."""
+    if not len(values):
+        return values
+    low, high = int(values.min()), int(values.max())
+    for narrow in (np.uint8, np.uint16, np.int32, np.uint32):
+        limits = np.iinfo(narrow)
+        if limits.min <= low and high <= limits.max and np.dtype(narrow).itemsize < values.dtype.itemsize:
+            return values.astype(narrow)
+    return values
 
 
 def kernel_columns(records: Records, labels: Mapping[str, Labels], name_of: Callable[[int], str]) -> Columns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,23 +21,21 @@ from spikeprof.profiler.schema import TABLES
 Rows = list[dict[str, Any]]
 
 
-def rank_of(processes: Sequence[ProcessSpool]) -> dict[int, int]:
-    """pid -> rank. A traced process keeps the launcher's RANK; the rest take the lowest free numbers in order.
+def number(processes: Sequence[ProcessSpool]) -> None:
+    """Give every process its rank. A traced one keeps the launcher's RANK; the rest take the lowest free numbers.
 
     A RANK that several traced processes carry (workers of one rank inherit it) goes to the first of them.
     """
-    ranks: dict[int, int] = {}
-    taken: set[int] = set()
     traced = [p for p in processes if p.activated_ns]
+    others = [p for p in processes if not p.activated_ns]
+    owner: dict[int, ProcessSpool] = {}
     for process in traced:
-        if process.env_rank is not None and process.env_rank not in taken:
-            ranks[process.pid] = process.env_rank
-            taken.add(process.env_rank)
-    free = (n for n in range(len(processes) + len(taken) + 1) if n not in taken)
-    for process in (*traced, *(p for p in processes if not p.activated_ns)):
-        if process.pid not in ranks:
-            ranks[process.pid] = next(free)
-    return ranks
+        if process.env_rank is not None:
+            owner.setdefault(process.env_rank, process)
+    free = (n for n in itertools.count() if n not in owner)
+    for process in (*traced, *others):
+        rank = process.env_rank
+        process.rank = rank if rank is not None and owner.get(rank) is process else next(free)
 
 
 @dataclass
@@ -70,9 +69,9 @@ class Devices:
                 "peak_source": peak.source if peak else "memory clock × bus width, by CUPTI" if cupti_peak else "",
             }
 
-    def ordinals(self, rank: int, process_devices: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    def ordinals(self, rank: int, process_devices: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
         """Ordinals of a column of CUDA ordinals of one process; unknown ones keep their number."""
-        out = process_devices.copy()
+        out = process_devices.astype(np.int32)
         for number in np.unique(process_devices).tolist():
             row = self.rows.get((rank, number))
             if row is not None:
@@ -82,20 +81,21 @@ class Devices:
     def _ordinal(self, identity: str) -> int:
         if identity not in self._by_uuid:
             known = self.machine_ordinals.get(identity)
-            used = set(self._by_uuid.values())
-            free = next(n for n in range(len(used) + 1) if n not in used)
+            used = {*self._by_uuid.values()}
+            reserved = {*used, *self.machine_ordinals.values()}
+            free = next(n for n in itertools.count() if n not in reserved)
             self._by_uuid[identity] = known if known is not None and known not in used else free
         return self._by_uuid[identity]
 
 
-def process_table(processes: Sequence[ProcessSpool], ranks: Mapping[int, int]) -> pa.Table:
+def process_table(processes: Sequence[ProcessSpool]) -> pa.Table:
     """Every Python process that reported, traced or not."""
     rows = []
     for process in processes:
         status, reason = _status(process)
         rows.append(
             {
-                "rank": ranks[process.pid],
+                "rank": process.rank,
                 "pid": process.pid,
                 "parent_pid": process.parent_pid,
                 "command": " ".join(process.argv),
@@ -115,28 +115,31 @@ def _status(process: ProcessSpool) -> tuple[str, str]:
         return ("partial" if process.records.exists() else "not_traced"), "; ".join(process.faults[:2])
     if not process.finished:
         return "partial", "it was killed or replaced: its last 0.2 s may be missing"
-    stopped = next((why for _, state, why in process.windows if state == "stopped" and why != _ENDED), "")
+    stopped = next((why for _, state, why in process.windows if state == "stopped" and why != ENDED), "")
     return ("partial", stopped) if stopped else ("traced", "")
 
 
 #: The reason that the agent gives for the last window of a life that ended well.
-_ENDED = "the program ended"
+ENDED = "the program ended"
 
 
 def write_tables(
     folder: Path,
     traced: Sequence[ProcessSpool],
-    ranks: Mapping[int, int],
     gpus: Devices,
     t0_unix_ns: int,
-    last_ns: int,
+    last_ns: Mapping[int, int],
 ) -> None:
-    """Write devices, windows, steps and graph nodes. ``last_ns`` is the last record's end, in trace time."""
-    store.write_table(folder, "devices", _table("devices", list(gpus.rows.values())))
+    """Write devices, windows, steps and graph nodes.
+
+    ``last_ns`` is where each rank's last record ends, in trace time.
+    """
+    if gpus.rows or any(p.collected for p in traced):
+        store.write_table(folder, "devices", _table("devices", list(gpus.rows.values())))
     windows, steps, nodes = [], [], []
     for process in traced:
-        rank = ranks[process.pid]
-        windows += _windows(process, rank, t0_unix_ns, last_ns)
+        rank = process.rank
+        windows += _windows(process, t0_unix_ns, last_ns.get(rank, 0))
         steps += [
             {"rank": rank, "kind": kind, "traced": traced, "start_ns": at - t0_unix_ns, "duration_ns": ns}
             for kind, traced, at, ns in process.steps
@@ -152,14 +155,14 @@ def write_tables(
         store.write_table(folder, "graph_nodes", _table("graph_nodes", nodes))
 
 
-def _windows(process: ProcessSpool, rank: int, t0_unix_ns: int, last_ns: int) -> Rows:
+def _windows(process: ProcessSpool, t0_unix_ns: int, last_ns: int) -> Rows:
     """The process's windows as intervals; the last one lasts to its end, or to its last record."""
     end = process.last_ns - t0_unix_ns if process.finished else max(process.last_ns - t0_unix_ns, last_ns)
     starts = [at - t0_unix_ns for at, _, _ in process.windows]
     rows = []
     for (_, state, reason), begin, until in zip(process.windows, starts, [*starts[1:], end], strict=True):
-        if until > begin and not (state == "stopped" and reason == _ENDED):
-            rows.append({"rank": rank, "state": state, "reason": reason, "start_ns": begin, "end_ns": until})
+        if until > begin and not (state == "stopped" and reason == ENDED):
+            rows.append({"rank": process.rank, "state": state, "reason": reason, "start_ns": begin, "end_ns": until})
     return rows
 
 
@@ -178,8 +181,12 @@ def versions_of(traced: Sequence[ProcessSpool]) -> dict[str, str]:
 
 
 def notes_of(processes: Sequence[ProcessSpool]) -> list[str]:
-    """What the agents noted, each sentence once."""
-    return list(dict.fromkeys(note for process in processes for note in process.notes))
+    """What the agents noted, each sentence once, and what of their notes could not be read."""
+    notes = list(dict.fromkeys(note for process in processes for note in process.notes))
+    for process in processes:
+        if process.damaged_lines:
+            notes.append(f"{process.damaged_lines} line(s) of the event file of process {process.pid} are damaged")
+    return notes
 
 
 def _table(name: str, rows: Rows) -> pa.Table:

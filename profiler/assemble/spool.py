@@ -1,10 +1,12 @@
 """What one process left in the spool, read back: its life from the event file, its records from the other.
 
-Both files may end in the middle of a line or a record: the process may have been killed. What is whole counts.
+Both files may end in the middle of a line or a record: the process may have been killed. What is whole counts,
+and what is not is counted too.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +14,19 @@ from typing import Any
 
 import msgspec
 
+#: A longer RANK is not a launcher's.
+_RANK_DIGITS_MAX = 6
+
 
 @dataclass
 class ProcessSpool:
-    """One process's spool: who it was, what was recorded when, and the small tables it kept."""
+    """One process's spool: who it was, what was recorded when, and the small tables it kept.
+
+    A process that replaced itself (exec) has two spools with one pid; they are told apart by ``stem``.
+    """
 
     stem: Path  # path without suffix
+    rank: int = 0  # its number in the trace, given by small.number()
     pid: int = 0
     parent_pid: int = 0
     argv: tuple[str, ...] = ()
@@ -39,6 +48,12 @@ class ProcessSpool:
     steps: list[tuple[str, bool, int, int]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    damaged_lines: int = 0  # of the event file, not counting a last one that was cut short
+
+    @property
+    def collected(self) -> bool:
+        """Whether recording was ever on: then an absence of records means that nothing happened."""
+        return any(state == "traced" for _, state, _ in self.windows) or self.records.exists()
 
     @property
     def records(self) -> Path:
@@ -53,31 +68,52 @@ def read_processes(folder: Path) -> list[ProcessSpool]:
 
 
 def read_process(path: Path) -> ProcessSpool:
-    """One process from its event file. Lines that cannot be read are left out: only the last can be cut."""
+    """One process from its event file. Lines that cannot be read are left out and counted."""
     process = ProcessSpool(path.with_suffix(""))
-    for event in _events(path):
-        process.last_ns = max(process.last_ns, int(event.get("t", 0)))
-        handler = _HANDLERS.get(event.get("ev", ""))
-        if handler is not None:
-            handler(process, event)
+    pid, _, began = process.stem.name.partition("-")
+    if pid.isdecimal() and began.isdecimal():  # what its first line would say, should that be damaged
+        process.pid, process.hello_ns = int(pid), int(began)
+    for line in _lines(path):
+        event = _event(line)
+        try:
+            handler = _HANDLERS.get(event["ev"]) if event else None
+            at = int(event["t"]) if event else 0
+            if handler is not None and event:
+                handler(process, event)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            event = None
+        if event:
+            process.last_ns = max(process.last_ns, at)
+        else:
+            process.damaged_lines += line.endswith(b"\n")
     return process
 
 
-def _events(path: Path) -> Iterator[dict[str, Any]]:
-    decoder = msgspec.json.Decoder(dict[str, Any])
+def _lines(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
-        for line in file:
-            try:
-                yield decoder.decode(line)
-            except msgspec.MsgspecError:
-                continue
+        yield from file
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """One line as an object, None when it is not one. Text that is not Unicode becomes question marks."""
+    try:
+        return _DECODER.decode(line)
+    except msgspec.MsgspecError:
+        pass
+    try:  # an argument with bytes that no encoding explains: Python gave us half a surrogate pair
+        return _DECODER.decode(json.dumps(json.loads(line), ensure_ascii=False).encode("utf-8", "replace"))
+    except (ValueError, RecursionError, msgspec.MsgspecError):
+        return None
+
+
+_DECODER = msgspec.json.Decoder(dict[str, Any])
 
 
 def _hello(process: ProcessSpool, event: dict[str, Any]) -> None:
     process.pid, process.parent_pid = int(event["pid"]), int(event["ppid"])
     process.argv, process.python = tuple(map(str, event["argv"])), str(event["python"])
-    rank = event.get("rank")
-    process.env_rank = int(rank) if rank is not None and str(rank).isdigit() else None
+    rank = str(event.get("rank"))
+    process.env_rank = int(rank) if rank.isdecimal() and len(rank) <= _RANK_DIGITS_MAX else None
     process.hello_ns = int(event["t"])
 
 

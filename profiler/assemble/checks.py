@@ -1,0 +1,77 @@
+"""Which records can be true. The others are set aside and counted by what is wrong with them."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from spikeprof.profiler.assemble.columns import Records
+from spikeprof.profiler.assemble.spool import ProcessSpool
+from spikeprof.profiler.units import NS_PER_S
+
+#: A record may lie this far outside its process's recorded life before it is set aside as broken.
+SLACK_NS = 2 * NS_PER_S
+
+
+@dataclass
+class Tally:
+    """Records seen, those set aside by reason, names not known, and the end of each rank's last record."""
+
+    records: int = 0
+    set_aside: Counter[str] = field(default_factory=Counter)
+    unnamed: set[tuple[int, int]] = field(default_factory=set)  # (rank, name pointer)
+    end_ns: dict[int, int] = field(default_factory=dict)  # rank -> trace time
+
+
+def sound(records: Records, process: ProcessSpool, handed_over_ns: int, tally: Tally) -> Records:
+    """The records that can be true; the others are counted by what is wrong with them.
+
+    ``handed_over_ns`` is when CUPTI handed over the last buffer that they came in (Unix time).
+    """
+    start, end = records["start"], records["end"]
+    untimed = (start == 0) | (end == 0)
+    backwards = ~untimed & (end < start)
+    earliest = _unix(process.hello_ns - SLACK_NS)
+    latest = _unix(max(process.last_ns, handed_over_ns) + SLACK_NS)
+    outside = ~untimed & ~backwards & ((start < earliest) | (end > latest))
+    on_gpu = "device" in (records.dtype.names or ())
+    cut = ~untimed & ~backwards & ~outside & on_gpu & _across_a_pause(start, end, process)
+    bad: npt.NDArray[np.bool_] = untimed | backwards | outside | cut
+    if not bad.any():
+        return records
+    reasons = {
+        "no time": untimed,
+        "ends before it starts": backwards,
+        "outside the run": outside,
+        "in flight when recording paused": cut,
+    }
+    for reason, which in reasons.items():
+        if which.any():
+            tally.set_aside[reason] += int(which.sum())
+    return records[~bad]
+
+
+def _across_a_pause(
+    start: npt.NDArray[np.uint64], end: npt.NDArray[np.uint64], process: ProcessSpool
+) -> npt.NDArray[np.bool_]:
+    """Work that began while recording and ended after it was switched off: its end time is not its own.
+
+    libcupti 13.0 gives such work, all kernels of a graph replay at once, the time at which recording resumed.
+    """
+    pauses = [
+        at
+        for (_, state, _), (at, following, _) in itertools.pairwise(process.windows)
+        if state == "traced" and following in ("clean", "off", "yielded")
+    ]
+    if not pauses:
+        return np.zeros(len(start), bool)
+    limits = np.array([*pauses, np.iinfo(np.int64).max], np.uint64)
+    return np.asarray(end > limits[np.searchsorted(limits[:-1], start, side="right")])
+
+
+def _unix(ns: int) -> np.uint64:
+    return np.uint64(min(max(ns, 0), np.iinfo(np.int64).max))
