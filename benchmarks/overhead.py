@@ -185,21 +185,20 @@ def _pair(bench: Bench, warm: int) -> tuple[float, float]:
 
 
 def windows(bench: Bench, seconds: float, on: float = 0.1, off: float = 0.9) -> dict[str, list[tuple[float, float]]]:
-    """Recording in windows: whole cycles of on + off, against untraced stretches of the same length."""
+    """Recording in windows: whole cycles of on + off, against stretches of the same length before, CUPTI detached."""
+    steps = {"eager": (bench.work.step, EAGER_BLOCK), "graph": (bench.work.replay, GRAPH_BLOCK)}
+    untraced = {
+        kind: statistics.median(_stretch(step, chunk, on + off) for _ in range(5))
+        for kind, (step, chunk) in steps.items()
+    }
     found: dict[str, list[tuple[float, float]]] = {"eager": [], "graph": []}
+    bench.agent.options.window = [on, off]
+    bench.agent._began = time.monotonic()
+    bench.spikeprof()
     until = time.monotonic() + seconds
     while time.monotonic() < until or len(found["graph"]) < 5:
-        for kind, step, chunk in (("eager", bench.work.step, EAGER_BLOCK), ("graph", bench.work.replay, GRAPH_BLOCK)):
-            before = _stretch(step, chunk, on + off)
-            bench.agent.options.window = [on, off]
-            bench.agent._began = time.monotonic()
-            bench.spikeprof()
-            during = _stretch(step, chunk, on + off)
-            bench.agent.options.window = None
-            bench.agent.set_condition("off", None)
-            bench.spikeprof_end()
-            bench.detach()
-            found[kind].append((during, (before + _stretch(step, chunk, on + off)) / 2))
+        for kind, (step, chunk) in steps.items():
+            found[kind].append((_stretch(step, chunk, on + off), untraced[kind]))
     return found
 
 
@@ -236,27 +235,32 @@ def main() -> int:
     faulthandler.enable()
     with tempfile.TemporaryDirectory() as spool:
         bench = Bench(spool)
-        table = {
-            way: {kind: summary(pairs) for kind, pairs in kinds.items()}
-            for way, kinds in measure(bench, arguments.seconds).items()
-        }
-        if arguments.window_seconds:
-            pairs = windows(bench, arguments.window_seconds)
-            table["spikeprof, windows of 10 %"] = {kind: summary(found) for kind, found in pairs.items()}
+        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {bench.cupti.path}")
+        print(
+            f"{'':32}{'eager: cost':>12} {'quartiles':>18} {'ms':>9}   {'graph: cost':>11} {'quartiles':>18} {'ms':>9}    n"
+        )
+        table = {}
+        if arguments.seconds:
+            for way, kinds in measure(bench, arguments.seconds).items():
+                table[way] = show(way, kinds)
+        if arguments.window_seconds:  # last: nothing is detached any more after it
+            way = "spikeprof, windows of 10 %"
+            table[way] = show(way, windows(bench, arguments.window_seconds))
         bench.agent.finish()
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, libcupti {bench.cupti.path}")
-    print(
-        f"{'':32}{'eager: cost':>12} {'quartiles':>18} {'ms':>8}   {'graph: cost':>11} {'quartiles':>18} {'ms':>8}   n"
-    )
-    for way, row in table.items():
-        cells = [
-            f"{v['cost_percent']:>+10.2f} % {v['quartiles_percent'][0]:>+8.2f} {v['quartiles_percent'][1]:>+8.2f} {v['ms']:>9.3f}"
-            for v in row.values()
-        ]
-        print(f"{way:32}{'   '.join(cells)}   {row['eager']['repeats']}")
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def show(way: str, kinds: dict[str, list[tuple[float, float]]]) -> dict[str, dict[str, object]]:
+    """Print one row; returns its figures."""
+    row = {kind: summary(pairs) for kind, pairs in kinds.items()}
+    cells = []
+    for figures in row.values():
+        low, high = figures["quartiles_percent"]
+        cells.append(f"{figures['cost_percent']:>+10.2f} % {low:>+9.2f} {high:>+8.2f} {figures['ms']:>9.3f}")
+    print(f"{way:32}{'   '.join(cells)}   {row['eager']['repeats']:>3}", flush=True)
+    return row
 
 
 if __name__ == "__main__":
