@@ -9,8 +9,8 @@ work, decide whose time it was:
   behind work of another stream or a copy;
 * otherwise the host was late: ``loading`` where CUPTI tells of the driver loading or compiling code. Else, up to the
   start of the launching call, by what the launching thread was in: ``sync`` (a call that waits for the GPU),
-  ``memcpy`` (a call that enqueues a copy), ``loading`` (a launch call longer than ``slow_launch_ns``: nobody
-  waits that long only to launch), ``launch`` (any other launch call, or the time between two enqueueing calls at
+  ``memcpy`` (a call that enqueues a copy), ``loading`` (a launch call, not of a graph, longer than ``slow_launch_ns``:
+  nobody waits that long only to launch), ``launch`` (any other launch call, or the time between two enqueueing calls at
   most ``dispatch_limit_ns`` apart), ``host`` (anything else). From the start of the launching call on: ``memcpy`` when
   it copies, ``loading`` while it lasts when it is that slow, else ``launch``;
 * ``unknown``: the launching call is not known.
@@ -205,7 +205,10 @@ def _host_calls(
     order = np.argsort(start, kind="stable")
     start, end, kind, thread = start[order], end[order], kind[order], threads[rows][order]
     sets = {name: union(start[kind == i], end[kind == i]) for i, name in enumerate(CALL_KINDS)}
-    slow = (kind == CALL_KINDS.index("launch")) & (end - start > slow_launch_ns)
+    # A whole graph is launched by one call, which takes its time for every node: long, but nothing is loaded.
+    codes, labels = trace.codes("runtime_calls", "name")
+    of_graph = np.array(["GraphLaunch" in label for label in labels], bool)[codes[rows][order]]
+    slow = (kind == CALL_KINDS.index("launch")) & ~of_graph & (end - start > slow_launch_ns)
     sets["slow"] = union(start[slow], end[slow])
     # Between two enqueueing calls in a row the thread was on its way to the next launch.
     reach = np.maximum.accumulate(end)

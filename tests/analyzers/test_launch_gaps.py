@@ -139,6 +139,13 @@ def test_a_launch_call_that_takes_long_loads_code():
     assert patient.metric("idle_loading_ns") == 0
 
 
+def test_a_graph_launch_that_takes_long_launches_many_nodes():
+    kernels = [kernel(0, 100, 1), kernel(2_000_600, 2_000_700, 2, graph_id=3, graph_node_id=1)]
+    calls = [call(0, 5, 1), call(500, 2_000_500, 2, "cudaGraphLaunch")]
+    found = LaunchGaps(dispatch_limit_ns=0).analyze(trace(kernels, calls, duration_ns=10_000_000))
+    assert classes(found) == {"host": 400, "launch": 2_000_100}
+
+
 def test_idle_is_span_less_union_over_all_streams():
     # Two streams that take turns: each alone is half idle, the device never is.
     kernels = [kernel(i * 100, i * 100 + 110, stream=i % 2) for i in range(10)]
