@@ -115,7 +115,11 @@ def class_of(t: int, mine: list[dict], tables: dict[str, list[dict]]) -> str:
 
 
 def slow(calls: list[dict]) -> list[dict]:
-    return [c for c in calls if c["name"] in LAUNCHES and c["end_ns"] - c["start_ns"] > SLOW_NS]
+    return [
+        c
+        for c in calls
+        if c["name"] in LAUNCHES and c["name"] != "cudaGraphLaunch" and c["end_ns"] - c["start_ns"] > SLOW_NS
+    ]
 
 
 def class_of_host(t: int, calls: list[dict]) -> str:
