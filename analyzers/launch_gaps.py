@@ -37,8 +37,8 @@ code-loading
 ------------
 What it means: the GPU waits while the driver loads or compiles code, which happens once per kernel and process.
 
-How it is found: the class ``loading`` (CUPTI tells of it, or a launch call, not of a graph, lasts longer than ``slow_launch_ns``) is at
-least ``min_class_share`` of a device's wall.
+How it is found: the class ``loading`` (CUPTI tells of it, or a launch call, not of a graph, lasts longer than
+``slow_launch_ns``) is at least ``min_class_share`` of a device's wall.
 
 What to do: run every shape once before measuring or serving; or load code at start-up (``CUDA_MODULE_LOADING=EAGER``).
 

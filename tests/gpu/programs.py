@@ -1,0 +1,123 @@
+"""Programs under test: each is run in a process of its own, as ``python programs.py NAME …``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "benchmarks"))
+
+
+def guest(steps: int = 4) -> None:
+    """Own steps, then two sessions of torch.profiler, own steps again; prints what the guest saw."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+    from workload import Workload
+
+    work = Workload()
+    seen = []
+    work.step()
+    torch.cuda.synchronize()
+    for _ in range(2):
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as session:
+            for _ in range(steps):
+                work.step()
+            torch.cuda.synchronize()
+        events = session.profiler.kineto_results.events()
+        launches = {
+            e.correlation_id(): e.start_ns()
+            for e in events
+            if "aunch" in e.name() and e.device_type() != torch.autograd.DeviceType.CUDA
+        }
+        kernels = [
+            e for e in events if e.device_type() == torch.autograd.DeviceType.CUDA and "ynchronize" not in e.name()
+        ]
+        delays = [e.start_ns() - launches[e.correlation_id()] for e in kernels if e.correlation_id() in launches]
+        seen.append({"kernels": len(kernels), "linked": len(delays), "min_delay_ns": min(delays)})
+    resumed = time.time_ns()
+    for _ in range(steps):
+        work.step()
+    torch.cuda.synchronize()
+    print(json.dumps({"sessions": seen, "resumed_ns": resumed, "ended_ns": time.time_ns()}))
+
+
+def killed(steps: int = 400) -> None:
+    """Work for a while, write down the time after each synchronised step, then SIGKILL ourselves."""
+    import torch
+    from workload import Workload
+
+    work = Workload()
+    done = []
+    for _ in range(steps):
+        work.step()
+        torch.cuda.synchronize()
+        done.append(time.time_ns())
+    print(json.dumps(done), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def replays(count: int = 200) -> None:
+    """CUDA-graph replays between cudaProfilerStart and Stop."""
+    import torch
+    from workload import Workload
+
+    work = Workload()
+    for _ in range(10):
+        work.replay()
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStart()
+    for _ in range(count):
+        work.replay()
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStop()
+    for _ in range(10):
+        work.replay()
+    torch.cuda.synchronize()
+
+
+def steady(steps: int = 300) -> None:
+    """Eager steps and replays, as many as asked."""
+    import torch
+    from workload import Workload
+
+    work = Workload()
+    for _ in range(steps):
+        work.step()
+    for _ in range(steps):
+        work.replay()
+    torch.cuda.synchronize()
+    print("done", steps)
+
+
+def workers(count: int = 2) -> None:
+    """Spawned workers that use CUDA, and forked ones that do not."""
+    import multiprocessing
+
+    spawn = multiprocessing.get_context("spawn")
+    children = [spawn.Process(target=_worker, args=(n,)) for n in range(count)]
+    fork = multiprocessing.get_context("fork").Process(target=os.getpid)
+    for child in (*children, fork):
+        child.start()
+    for child in (*children, fork):
+        child.join()
+    print([child.exitcode for child in children])
+
+
+def _worker(number: int) -> None:
+    import torch
+
+    a = torch.randn(256, 256, device="cuda")
+    for _ in range(50 + number):
+        a = a @ a
+    torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    name, *numbers = sys.argv[1:]
+    {"guest": guest, "killed": killed, "replays": replays, "steady": steady, "workers": workers}[name](
+        *map(int, numbers)
+    )
