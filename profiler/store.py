@@ -49,13 +49,11 @@ def is_trace(path: Path) -> bool:
 
 def create_folder(path: Path) -> Path:
     """Make a new trace folder, for its owner only. Raises OutputError when it exists or cannot be made."""
+    if os.path.lexists(path):
+        raise OutputError(f"{path} exists already and is left as it is: name another folder with -o, or remove it")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700)
-    except FileExistsError:
-        raise OutputError(
-            f"{path} exists already and is left as it is: name another folder with -o, or remove it"
-        ) from None
     except OSError as error:
         raise OutputError(f"cannot create the trace folder {path}: {error.strerror}") from error
     return path
@@ -83,6 +81,7 @@ def open_table(folder: Path, name: str) -> Iterator[pq.ParquetWriter]:
             use_dictionary=[f.name for f in schema if f.name not in delta],
             column_encoding=dict.fromkeys(delta, "DELTA_BINARY_PACKED"),
             write_statistics=True,
+            write_page_checksum=True,
         ) as writer,
     ):
         yield writer
@@ -166,7 +165,8 @@ def _read_table(path: Path, name: str) -> pa.Table:
     dictionaries = [f.name for f in schema if pa.types.is_dictionary(f.type)]
     try:
         # One file, one schema: pq.ParquetFile spares the dataset machinery, and its import.
-        table = pq.ParquetFile(path, read_dictionary=dictionaries).read(columns=schema.names)
+        file = pq.ParquetFile(path, read_dictionary=dictionaries, page_checksum_verification=True)
+        table = file.read(columns=schema.names)
         return table.select(schema.names).cast(schema).unify_dictionaries()
     except (pa.ArrowException, OSError) as error:
         raise DamagedTrace(f"{path} is damaged: {str(error).splitlines()[0]}; the other tables can be read") from error
