@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from spikeprof.profiler.assemble.layouts import DEVICE, KERNEL, Layout
-from spikeprof.profiler.assemble.records import decode, frames
+from spikeprof.profiler.assemble.records import BATCH_BYTES, decode, frames
 
 
 class NameTail:
@@ -25,22 +26,31 @@ class NameTail:
         """Pointers in frames that were completed since the last call. Missing file = none yet."""
         if not self._path.exists() or self._path.stat().st_size <= self._offset:
             return []
-        payloads = []
+        found: set[int] = set()
+        payloads: list[npt.NDArray[np.uint8]] = []
         for frame in frames(self._path, self._offset):
             if frame.end <= self._offset:  # still being written
                 break
             self._offset = frame.end
             payloads.append(frame.payload)
-        if not payloads:
-            return []
-        records = decode(payloads, self._layout).records
-        found: set[int] = set()
-        for kind in (KERNEL, DEVICE):
-            if kind in records:
-                found.update(np.unique(records[kind]["name"]).tolist())
+            if sum(map(len, payloads)) >= BATCH_BYTES:  # far behind: bound the memory
+                found |= _pointers(payloads, self._layout)
+                payloads = []
+        found |= _pointers(payloads, self._layout)
         new = sorted(found - self._seen - {0})
         self._seen.update(new)
         return new
+
+
+def _pointers(payloads: Sequence[npt.NDArray[np.uint8]], layout: Layout) -> set[int]:
+    if not payloads:
+        return set()
+    records = decode(payloads, layout).records
+    found: set[int] = set()
+    for kind in (KERNEL, DEVICE):
+        if kind in records:
+            found.update(np.unique(records[kind]["name"]).tolist())
+    return found
 
 
 def demangle_all(names: Iterable[str]) -> dict[str, str]:

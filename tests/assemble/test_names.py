@@ -26,6 +26,15 @@ def test_new_pointers_once_each_as_the_file_grows(tmp_path: Path) -> None:
     assert tail.new_pointers() == [64, 80]
 
 
+def test_a_reader_that_is_far_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "BATCH_BYTES", 500)
+    path = tmp_path / "a.act"
+    path.write_bytes(b"".join(_kernels(16 * i, 16 * i + 16) for i in range(1, 8)))
+    tail = NameTail(path, LAYOUT)
+    assert tail.new_pointers() == [16 * i for i in range(1, 9)]
+    assert tail.new_pointers() == []
+
+
 def test_a_frame_that_is_still_being_written_is_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "a.act"
     tail = NameTail(path, LAYOUT)
