@@ -107,6 +107,20 @@ def workers(count: int = 2) -> None:
     print([child.exitcode for child in children])
 
 
+def ranks() -> None:
+    """One rank of several: an all-reduce after a product, as torchrun starts it."""
+    import torch
+    import torch.distributed as dist
+
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl")
+    a = torch.randn(1024, 1024, device="cuda")
+    for _ in range(20):
+        dist.all_reduce(a @ a)
+    torch.cuda.synchronize()
+    dist.destroy_process_group()
+
+
 def _worker(number: int) -> None:
     import torch
 
@@ -118,6 +132,6 @@ def _worker(number: int) -> None:
 
 if __name__ == "__main__":
     name, *numbers = sys.argv[1:]
-    {"guest": guest, "killed": killed, "replays": replays, "steady": steady, "workers": workers}[name](
+    {"guest": guest, "killed": killed, "replays": replays, "steady": steady, "workers": workers, "ranks": ranks}[name](
         *map(int, numbers)
     )
