@@ -60,7 +60,8 @@ class Bench:
         self.work = Workload()
         self.agent.activate()
         self.cupti = self.agent.cupti
-        from _spikeprof import cupti, spool as spool_module
+        from _spikeprof import cupti
+        from _spikeprof import spool as spool_module
 
         self.binding, self.buffer_bytes = cupti, spool_module.BUFFER_BYTES
         self.idle: list[int] = []
