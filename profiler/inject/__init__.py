@@ -7,10 +7,12 @@ need not hold spikeprof at all. So: Python 3.9 syntax, relative imports only, no
 How data flows in the target::
 
     site/sitecustomize.py   the interpreter starts it; chains to the user's own sitecustomize
-      └ hooks.py            waits for a CUDA package; first CUDA use -> Agent.activate()
+      └ hooks.py            says hello (events.py); waits for a CUDA package; first CUDA use -> Agent.activate()
           └ agent.py        one per process: decides when to record; fork, exit and faults
               ├ cupti.py    finds and drives the process's one libcupti
-              ├ spool.py    raw activity buffers -> .act file; everything else -> .jsonl file
+              ├ spool.py    raw activity buffers -> .act file
+              ├ events.py   everything else -> .jsonl file
+              ├ interrupts.py  exceptions of the program's signal handlers that hit a callback of ours
               ├ control.py  the supervisor's questions (kernel names), its orders and its absence
               ├ steps.py    CUDA-event step times, untraced and traced (--clean-steps)
               ├ graphs.py   graph node created / cloned
@@ -18,8 +20,6 @@ How data flows in the target::
 
 Rule of the house: if in doubt, stop recording and keep the program.
 """
-
-from __future__ import annotations
 
 import os
 

@@ -4,7 +4,8 @@ What is recorded at a moment follows from a few independent conditions, each set
 
     stopped  budget used up, disk full, supervisor gone, fault    for good
     yielded  another profiler runs in this process                guests.py
-    off      outside --capture-range or the on-part of --window   graphs.py, tick()
+    range    outside --capture-range                              graphs.py
+    off      outside the on-part of --window                      tick()
     clean    steps timed without tracing (--clean-steps)          steps.py
     traced   none of the above
 
@@ -13,20 +14,21 @@ Every change is written to the spool as a window, so that a report can say what 
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import json
 import os
 import sys
-import threading
 import time
 
 from . import ENV_CONTROL, ENV_OPTIONS, ENV_SPOOL, cupti
-from .control import Control
+from .control import FAREWELL_SECONDS, Control
+from .events import Events, RLock, SignalsHeld, start_new_thread
+from .interrupts import Interrupts
 from .spool import BUFFER_BYTES, Spool, SpoolFull
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Protocol
 
     class _Part(Protocol):
@@ -38,7 +40,15 @@ if TYPE_CHECKING:
 
 
 #: Conditions in order of precedence.
-_STATES = ("stopped", "yielded", "off", "clean")
+_STATES = ("stopped", "yielded", "range", "off", "clean")
+
+#: Conditions in which CUPTI must be left alone: it is somebody else's, or recording is over.
+_HANDS_OFF = frozenset(("stopped", "yielded"))
+
+_ENDED = "the program ended"
+
+#: Longest wait for a call of ours in another thread: nothing may hang.
+_PATIENCE_SECONDS = FAREWELL_SECONDS
 
 #: What a killed process may lose. cuptiActivityFlushPeriod delivers full buffers only, so we flush ourselves.
 FLUSH_SECONDS = 0.1
@@ -61,28 +71,28 @@ class Options:
 class Agent:
     """Recording in this process. All methods are safe to call from any thread and never raise."""
 
-    def __init__(self) -> None:
+    def __init__(self, events: Events | None = None) -> None:
         self.options = Options(os.environ.get(ENV_OPTIONS))
-        self.spool = Spool(os.environ[ENV_SPOOL], self.options.max_bytes)
+        self.spool = Spool(events or Events(os.environ[ENV_SPOOL]), self.options.max_bytes)
         self.cupti: cupti.Cupti | None = None
-        self._lock = threading.RLock()
-        self._flush_lock = threading.Lock()
-        self._conditions: dict[str, str] = {}  # state -> reason
-        self._state: str | None = None
-        self._registered = False
-        self._activated = False
-        self._began = 0.0
-        self._control: Control | None = None
-        self._parts: list[_Part] = []  # graphs, steps: objects with start(), pause(), resume(), finish()
-        self._finished = False
         self.compiler_used = False
-        self._said_hello = False
-        self._entered: tuple[str, str] | None = None
+        self._earlier: list[Spool] = []  # of before a fork: CUPTI may still hold their buffers
+        self.interrupts = Interrupts()
         # Made once and kept: CUPTI may call them for as long as the process lives.
         self._callbacks = (cupti.REQUEST_TYPE(self._requested), cupti.COMPLETE_TYPE(self._completed))
-        self._say_hello()
-        atexit.register(self.finish)
-        os.register_at_fork(after_in_child=self._forked)
+        self.interrupts.watch(self._requested, self._completed)
+        self._begin()
+
+    def _begin(self) -> None:
+        """The state of a process that has not used CUDA yet."""
+        self._lock, self._flush_lock = RLock(), RLock()
+        self._conditions: dict[str, str] = {}  # condition -> reason
+        self._state: str | None = None
+        self._entered: tuple[str, str] | None = None
+        self._registered = self._activated = self._inherited = self._finished = False
+        self._began = 0.0
+        self._control: Control | None = None
+        self._parts: list[_Part] = []
 
     @property
     def driver(self) -> cupti.Cupti:
@@ -95,19 +105,19 @@ class Agent:
 
     def activate(self) -> None:
         """Start recording: called at the process's first CUDA use."""
-        with self._lock:
-            if self._activated:
+        with SignalsHeld(), self._lock:
+            if self._activated and not self._inherited:
                 return
-            self._activated = True
+            self._activated, self._inherited = True, False
             began = time.perf_counter_ns()
             sizes: dict[int, int] = {}
-            self._say_hello()
+            self.spool.events.hello()
             try:
                 self._finish_in_workers()
-                self.cupti = cupti.Cupti(self.options.libcupti)
+                self.cupti = self.cupti or cupti.Cupti(self.options.libcupti)
                 self._began = time.monotonic()
                 if self.options.capture_range:
-                    self._conditions["off"] = "before cudaProfilerStart"
+                    self._conditions["range"] = "before cudaProfilerStart"
                 self._start_parts()
                 self._apply()
                 sizes = self.driver.record_sizes()
@@ -115,6 +125,7 @@ class Agent:
                     self.driver.dump_devices()
                 except cupti.CuptiError as error:
                     self.spool.event(ev="note", text="no device records: %s" % error)
+                self._flush()  # a buffer that is open when the process forks would be lost to the child
                 self._control = Control(self, os.environ.get(ENV_CONTROL))
                 self._control.start()
             except Exception as error:
@@ -130,24 +141,49 @@ class Agent:
 
     def finish(self) -> None:
         """Flush and say farewell: the program is about to end."""
-        with self._lock:
-            if self._finished or self.cupti is None:
+        with SignalsHeld():
+            if not self._lock.acquire(timeout=_PATIENCE_SECONDS):
                 return
-            self._finished = True
-            began = time.perf_counter_ns()
             try:
-                self._each_part("finish")
-                if self._state == "traced":
-                    self.driver.flush(forced=True)
-                    self.driver.disable()
-                self._count_dropped()
-                self._enter("stopped", "the program ended")
-            except Exception as error:
-                self.fault("finish", error)
-            control = self._control
-            self.spool.event(ev="finished", cost_ns=time.perf_counter_ns() - began)
+                if self._finished or not self._activated or self._inherited:
+                    return
+                self._finished = True
+                self._finish()
+                control = self._control
+            finally:
+                self._lock.release()
         if control is not None:  # outside the lock: its thread may need it
             control.farewell()
+
+    def _finish(self) -> None:
+        began = time.perf_counter_ns()
+        try:
+            if self.cupti is not None:
+                self._each_part("finish")
+                if self._state is not None and self._state not in _HANDS_OFF:
+                    self._leave("stopped", forced=True)
+            self._conditions["stopped"] = _ENDED  # the thread must not call CUPTI while the process is torn down
+            self._enter("stopped", _ENDED)
+        except Exception as error:
+            self.fault("finish", error)
+        self.spool.event(ev="finished", cost_ns=time.perf_counter_ns() - began)
+
+    def forked(self, events: Events) -> None:
+        """In a forked child: nothing of the parent's recording may be touched, its own may begin.
+
+        Where the parent had used CUDA the child cannot, with us or without. Where the parent had only loaded
+        a CUDA package, the child may: torch's initialisation tells, or else CUPTI, which goes on recording in
+        the child, by its first wish for a buffer.
+        """
+        if self._control is not None:
+            self._control.abandon()
+        self.spool.abandon()
+        self._earlier.append(self.spool)
+        inherited = self._activated and self.cupti is not None and "stopped" not in self._conditions
+        self.spool = Spool(events, self.options.max_bytes)
+        self._begin()
+        self._inherited = inherited
+        self._activated = inherited
 
     def stop(self, reason: str) -> None:
         """Stop recording for good; the program goes on."""
@@ -163,16 +199,16 @@ class Agent:
 
     # -- what is recorded when ----------------------------------------------------------------
 
-    def set_condition(self, state: str, reason: str | None) -> None:
+    def set_condition(self, condition: str, reason: str | None) -> None:
         """Set (reason) or clear (None) one condition and start or stop CUPTI accordingly."""
-        with self._lock:
-            if self._conditions.get(state) == reason:
+        with SignalsHeld(), self._lock:
+            if self._conditions.get(condition) == reason:
                 return
             if reason is None:
-                self._conditions.pop(state, None)
+                self._conditions.pop(condition, None)
             else:
-                self._conditions[state] = reason
-            if self.cupti is None:  # remembered for activate()
+                self._conditions[condition] = reason
+            if self.cupti is None or self._inherited or self._finished:  # remembered for activate()
                 return
             try:
                 self._apply()
@@ -203,18 +239,19 @@ class Agent:
     def _flush(self) -> None:
         with self._flush_lock:
             # Looked at under the lock: the buffers of a guest are not ours to flush.
-            if self._state not in ("yielded", "stopped"):
+            if self._state is not None and self._state not in _HANDS_OFF:
                 self.driver.flush()
 
     def _apply(self) -> None:
         was = self._state
         state = next((s for s in _STATES if s in self._conditions), "traced")
         if state != was:
-            if was == "traced":
-                self._pause(state)
-            if state == "yielded":
+            if was == "traced" or (was is not None and was not in _HANDS_OFF and state in _HANDS_OFF):
+                self._leave(state)
+            self._registered = self._registered and state != "yielded"
+            if state in _HANDS_OFF and was not in _HANDS_OFF:
                 self._each_part("pause")
-            elif was == "yielded":
+            elif state not in _HANDS_OFF and was in _HANDS_OFF:
                 self._each_part("resume")
             if state == "traced":
                 self._record()
@@ -228,14 +265,19 @@ class Agent:
         if refused:
             self.spool.event(ev="refused", what=refused)
 
-    def _pause(self, state: str) -> None:
-        with self._flush_lock:  # no flush of ours may still be under way when a guest takes over
+    def _leave(self, state: str, forced: bool = False) -> None:
+        """Flush and switch CUPTI off; no flush of ours is under way when this returns."""
+        if not self._flush_lock.acquire(timeout=_PATIENCE_SECONDS):
+            raise cupti.CuptiError("a flush has not returned for %g s" % _PATIENCE_SECONDS)
+        try:
             # CUPTI forgets what it has not yet turned into records when it is switched off: 60 ms of kernels, seen.
-            self.driver.flush()
-            self.driver.disable()
+            self.driver.flush(forced)
+            if self._state == "traced":
+                self.driver.disable()
+                self._count_dropped()
             self._state = state
-        self._count_dropped()
-        self._registered = self._registered and state != "yielded"
+        finally:
+            self._flush_lock.release()
 
     def _enter(self, state: str, reason: str) -> None:
         if (state, reason) != self._entered:
@@ -252,13 +294,16 @@ class Agent:
             self.spool.event(ev="dropped", records=dropped)
 
     # -- CUPTI's callbacks: no exception may leave them -----------------------------------------
+    # One of a signal handler of the program's may, though; see interrupts.py.
 
     def _requested(self, buffer_at: int, size_at: int, records_at: int) -> None:
         address = 0
         try:
+            if self._inherited:
+                self._elsewhere(self.activate)
             address = self.spool.lend()
-        except Exception:
-            pass
+        except BaseException as error:
+            self.interrupts.owe(error)
         ctypes.c_void_p.from_address(buffer_at).value = address
         ctypes.c_size_t.from_address(size_at).value = BUFFER_BYTES if address else 0
         ctypes.c_size_t.from_address(records_at).value = 0
@@ -268,9 +313,17 @@ class Agent:
             self.spool.take(buffer, valid)
         except SpoolFull as full:
             # Disabling from inside CUPTI's worker could wait for itself: let another thread do it.
-            threading.Thread(target=self.stop, args=(str(full),), daemon=True).start()
-        except Exception as error:
-            self.spool.event(ev="fault", where="buffer", text=str(error))
+            self._elsewhere(self.stop, str(full))
+        except BaseException as error:
+            if not self.interrupts.owe(error):
+                self.spool.event(ev="fault", where="buffer", text=str(error))
+
+    def _elsewhere(self, what: Callable[..., None], *arguments: str) -> None:
+        try:
+            with SignalsHeld():
+                start_new_thread(what, arguments)
+        except Exception:  # the interpreter is ending: so is recording
+            pass
 
     # -- parts and process --------------------------------------------------------------------
 
@@ -295,8 +348,8 @@ class Agent:
 
     def _finish_in_workers(self) -> None:
         """multiprocessing's children leave through os._exit, past atexit, but run their own finalizers."""
-        util = sys.modules.get("multiprocessing.util")
-        if util is not None:
+        process, util = sys.modules.get("multiprocessing.process"), sys.modules.get("multiprocessing.util")
+        if process is not None and util is not None and process.parent_process() is not None:
             util.Finalize(None, self.finish, exitpriority=-100)
 
     def _version(self) -> int | None:
@@ -304,26 +357,3 @@ class Agent:
             return self.driver.version()
         except Exception:
             return None
-
-    def _say_hello(self) -> None:
-        if self._said_hello:
-            return
-        self._said_hello = True
-        self.spool.event(
-            ev="hello",
-            pid=os.getpid(),
-            ppid=os.getppid(),
-            argv=getattr(sys, "orig_argv", sys.argv)[:64],
-            python="%d.%d.%d" % sys.version_info[:3],
-            rank=os.environ.get("RANK"),
-        )
-
-    def _forked(self) -> None:
-        """In a forked child: nothing of the parent's recording may be touched, its own may begin."""
-        self._lock, self._flush_lock = threading.RLock(), threading.Lock()
-        self.spool = Spool(os.environ.get(ENV_SPOOL, self.spool.folder), self.options.max_bytes)
-        self._conditions, self._state, self._parts, self._control = {}, None, [], None
-        self._registered, self._entered, self._said_hello, self._finished = False, None, False, False
-        self.cupti = None
-        # _activated stays: CUDA cannot be used in a child that was forked after its initialisation,
-        # with or without us, and loading CUPTI there would only add to the confusion.

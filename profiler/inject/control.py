@@ -1,18 +1,21 @@
 """The line to the supervisor: it asks for kernel names, gives orders, and its absence is an order too.
 
 Activity records hold names as pointers into this process. The supervisor reads the spool as it grows and
-asks once for each pointer it has not seen; this thread answers into the spool. It sleeps in ``select``
-otherwise, so an idle target is woken by nobody but the windows that the user asked for.
+asks once for each pointer it has not seen; this thread answers into the spool. Between two flushes it sleeps
+in ``poll``, and for good once recording has stopped.
+
+The socket is kept as a bare descriptor, looked at before each use: a program may close all descriptors and
+open its own under the same number. ``threading`` does not know this thread, nor do the program's trace and
+profile functions.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
-import select
-import socket
-import threading
-import time
+
+from .events import SignalsHeld, allocate_lock, start_new_thread
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -24,6 +27,14 @@ _READ_BYTES = 512
 #: How long the end of the program may wait for the supervisor's last question.
 FAREWELL_SECONDS = 2.0
 
+_CONNECT_SECONDS = 1.0
+_POLLIN = 1
+_MSG_NOSIGNAL = 0x4000  # a program may have given SIGPIPE its deadly default back
+
+
+class _PollFd(ctypes.Structure):
+    _fields_ = [("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short)]
+
 
 class Control:
     """Connection and thread of one process."""
@@ -31,90 +42,155 @@ class Control:
     def __init__(self, agent: Agent, path: str | None) -> None:
         self._agent = agent
         self._path = path
-        self._socket: socket.socket | None = None
-        self._thread: threading.Thread | None = None
-        self._done = threading.Event()
-        self._memory = -1
+        self._fd = -1
         self._buffer = b""
+        self._leaving = False
+        self._started = False
+        self._ended = allocate_lock()  # held while the thread lives
+        self._poll = ctypes.CDLL(None).poll
+        # PyDLL: calls of a microsecond, not worth giving the GIL away.
+        self._libc = ctypes.PyDLL(None)
+        self._libc.pread.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)
+        self._libc.pread.restype = ctypes.c_ssize_t
+        self._chunk = ctypes.create_string_buffer(_READ_BYTES)
 
     def start(self) -> None:
         """Connect and begin to listen. Without a supervisor the process records on, names unresolved."""
-        self._memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
-        if self._path:
-            try:
-                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                self._socket.settimeout(1.0)
-                self._socket.connect(self._path)
-                self._socket.settimeout(None)
-                self._send(pid=os.getpid(), spool=os.path.basename(self._agent.spool.stem))
-            except OSError as error:
-                self._socket = None
-                self._agent.spool.event(ev="note", text="no supervisor: %s" % error)
-        self._thread = threading.Thread(target=self._run, name="spikeprof", daemon=True)
-        self._thread.start()
+        self._connect()
+        self._ended.acquire()
+        with SignalsHeld():
+            start_new_thread(self._run, ())
+        self._started = True
 
     def farewell(self) -> None:
         """Say that the spool is complete and wait, briefly, for the last names to be asked for."""
-        if self._socket is None or self._thread is None or not self._thread.is_alive():
+        if not self._started:
             return
+        self._leaving = True
+        if self._send(bye=True) and self._ended.acquire(timeout=FAREWELL_SECONDS):
+            self._ended.release()
+
+    def abandon(self) -> None:
+        """Close this process's copy of the socket, in a forked child."""
+        if self._is_ours():
+            os.close(self._fd)
+        self._fd = -1
+
+    def _connect(self) -> bool:
+        if not self._path:
+            return False
+        import _socket
+
         try:
-            self._send(bye=True)
-            self._done.wait(FAREWELL_SECONDS)
-            self._socket.close()
-        except OSError:
-            pass
+            line = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+            try:
+                line.settimeout(_CONNECT_SECONDS)
+                line.connect(self._path)
+            except OSError:
+                line.close()
+                raise
+        except OSError as error:
+            self._fd = -1
+            self._agent.spool.event(ev="note", text="no supervisor: %s" % error)
+            return False
+        self._fd, self._buffer = line.detach(), b""
+        return self._send(pid=os.getpid(), spool=os.path.basename(self._agent.spool.events.stem))
 
     def _run(self) -> None:
-        while not self._done.is_set():
-            try:
-                wait = self._agent.tick()
-                if self._socket is None:
-                    if wait is None:
-                        return
-                    time.sleep(wait)
-                    continue
-                ready, _, _ = select.select([self._socket], [], [], wait)
-                if ready and not self._receive():
-                    self._agent.stop("the supervisor is gone")
-                    return
-            except Exception as error:  # the thread must never print a traceback into the program
-                self._agent.fault("control", error)
-                return
+        try:
+            while self._turn():
+                pass
+        except Exception as error:  # the thread must never print a traceback into the program
+            self._agent.fault("control", error)
+        finally:
+            self.abandon()
+            self._ended.release()
 
-    def _receive(self) -> bool:
-        assert self._socket is not None
-        data = self._socket.recv(1 << 16)
-        if not data:
+    def _turn(self) -> bool:
+        try:
+            wait = self._agent.tick()
+        except Exception as error:  # recording ends, but names can still be asked for
+            self._agent.fault("tick", error)
+            wait = None
+        if self._fd >= 0:
+            return self._listen(wait)
+        if wait is None or self._leaving:
             return False
-        self._buffer += data
-        *lines, self._buffer = self._buffer.split(b"\n")
-        for line in lines:
-            order = json.loads(line)
-            if order.get("names"):
-                found = [[pointer, self._text_at(pointer)] for pointer in order["names"]]
-                self._agent.spool.event(ev="names", names=found)
-            if order.get("stop"):
-                self._agent.stop(order["stop"])
-            if order.get("final"):
-                self._done.set()
+        self._poll(None, 0, int(wait * 1000) + 1)
         return True
 
-    def _text_at(self, pointer: int) -> str | None:
-        """The C string at an address, or None. Read through /proc/self/mem: a wild pointer is an error, not a crash."""
+    def _listen(self, wait: float | None) -> bool:
+        """Wait for an order, at most so many seconds, and follow it. False = there will be no more."""
+        ask = _PollFd(self._fd, _POLLIN, 0)
+        ready = self._poll(ctypes.byref(ask), 1, -1 if wait is None else int(wait * 1000) + 1)
+        if not self._is_ours():  # the program has closed it, and may use the number itself
+            return self._connect() or self._lost()
+        if ready <= 0:
+            return True
+        try:
+            data = os.read(self._fd, 1 << 16)
+        except BlockingIOError:
+            return True
+        except OSError:
+            data = b""
+        if not data:
+            return self._lost()
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        return all(self._follow(json.loads(line)) for line in lines)  # nothing follows the last order
+
+    def _lost(self) -> bool:
+        if not self._leaving:
+            self._agent.stop("the supervisor is gone")
+        return False
+
+    def _follow(self, order: dict[str, object]) -> bool:
+        pointers, reason = order.get("names"), order.get("stop")
+        if isinstance(pointers, list) and pointers:
+            self._agent.spool.event(ev="names", names=self._texts_at(pointers))
+        if reason:
+            self._agent.stop(str(reason))
+            self._leaving = True
+            self._send(bye=True)
+        return not order.get("final")
+
+    def _texts_at(self, pointers: list[int]) -> list[list[object]]:
+        """[pointer, C string there or None] for each. A wild pointer is an error of ``pread``, not a crash."""
+        try:
+            memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            self._agent.spool.event(ev="note", text="kernel names cannot be read: %s" % error)
+            return []
+        try:
+            return [[pointer, self._text_at(memory, pointer)] for pointer in pointers]
+        finally:
+            os.close(memory)
+
+    def _text_at(self, memory: int, pointer: int) -> str | None:
         text = b""
-        while len(text) < NAME_BYTES_MAX:
-            try:
-                chunk = os.pread(self._memory, _READ_BYTES, pointer + len(text))
-            except (OSError, OverflowError, ValueError):
+        while 0 < pointer < 1 << 63 and len(text) < NAME_BYTES_MAX:
+            n = self._libc.pread(memory, self._chunk, _READ_BYTES, pointer + len(text))
+            if n <= 0:
                 break
+            chunk = self._chunk.raw[:n]
             end = chunk.find(b"\0")
             if end >= 0:
-                return (text + chunk[:end]).decode("utf-8", "replace")
-            if not chunk:
-                break
+                found = (text + chunk[:end]).decode("utf-8", "replace")
+                return found if found.isprintable() else None
             text += chunk
-        return text.decode("utf-8", "replace") or None
+        return None
 
-    def _send(self, **fields: object) -> None:
-        assert self._socket is not None
-        self._socket.sendall((json.dumps(fields) + "\n").encode())
+    def _is_ours(self) -> bool:
+        """Whether the descriptor still is our socket: connected to the supervisor's path."""
+        if self._fd < 0 or not self._path:
+            return False
+        name = ctypes.create_string_buffer(128)
+        size = ctypes.c_uint32(len(name))
+        if self._libc.getpeername(self._fd, name, ctypes.byref(size)) != 0:
+            return False
+        return name.raw[2 : size.value].rstrip(b"\0") == os.fsencode(self._path)
+
+    def _send(self, **fields: object) -> bool:
+        if not self._is_ours():
+            return False
+        data = (json.dumps(fields) + "\n").encode()
+        return bool(self._libc.send(self._fd, data, ctypes.c_size_t(len(data)), _MSG_NOSIGNAL) == len(data))

@@ -7,10 +7,10 @@ was created at capture. Callbacks fire at capture and instantiation only, never 
 from __future__ import annotations
 
 import ctypes
-import threading
 import time
 
 from . import cbids, cupti
+from .events import RLock
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class Subscription:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._callback = cupti.CALLBACK_TYPE(self._called)
+        agent.interrupts.watch(self._called)
         self._points: list[tuple[int, int]] = []
         if agent.options.graph_nodes:
             self._points += [(cupti.DOMAIN_RESOURCE, _NODE_CREATED), (cupti.DOMAIN_RESOURCE, _NODE_CLONED)]
@@ -57,7 +58,7 @@ class Subscription:
                 (cupti.DOMAIN_DRIVER_API, cbids.DRIVER_PROFILER_STOP),
             ]
         self._nodes: list[list[int]] = []  # [node id, source node id, graph id, unix ns]
-        self._nodes_lock = threading.Lock()
+        self._nodes_lock = RLock()
         self._held = False
 
     def start(self) -> None:
@@ -68,7 +69,7 @@ class Subscription:
         except cupti.CuptiError as error:
             self._agent.spool.event(ev="refused", what={"graph nodes": str(error)})
             if self._agent.options.capture_range:
-                self._agent.set_condition("off", "--capture-range cannot be followed: %s" % error)
+                self._agent.set_condition("range", "--capture-range cannot be followed: %s" % error)
 
     def pause(self) -> None:
         """Give the subscription to a guest."""
@@ -94,8 +95,9 @@ class Subscription:
                 self._node(cbid, data)
             else:
                 self._profiler_call(cbid, _CallbackData.from_address(data).site)
-        except Exception as error:
-            self._agent.spool.event(ev="fault", where="graphs", text=str(error))
+        except BaseException as error:
+            if not self._agent.interrupts.owe(error):
+                self._agent.spool.event(ev="fault", where="graphs", text=str(error))
 
     def _node(self, cbid: int, data: int) -> None:
         graph = _GraphData.from_address(_ResourceData.from_address(data).descriptor)
@@ -111,9 +113,9 @@ class Subscription:
     def _profiler_call(self, cbid: int, site: int) -> None:
         if cbid in (cbids.RUNTIME_PROFILER_START, cbids.DRIVER_PROFILER_START):
             if site == 1:
-                self._agent.set_condition("off", None)
+                self._agent.set_condition("range", None)
         elif site == 0:
-            self._agent.set_condition("off", "after cudaProfilerStop")
+            self._agent.set_condition("range", "after cudaProfilerStop")
 
     def _write_nodes(self) -> None:
         with self._nodes_lock:

@@ -35,6 +35,15 @@ def watch_proton(agent: Agent, module: ModuleType) -> None:
     _around(module, "finalize", after=lambda *args: agent.set_condition("yielded", None))
 
 
+def watch_dynamo(agent: Agent, module: ModuleType) -> None:
+    """Wrap ``torch._dynamo.eval_frame``: every torch.compile makes an OptimizeContext before it traces anything."""
+    context = getattr(module, "OptimizeContext", None)
+    if context is None:
+        agent.compiler_came()
+        return
+    _around(context, "__init__", before=lambda *args: agent.compiler_came())
+
+
 def _uses_gpu(arguments: tuple[object, ...]) -> bool:
     """Whether a Kineto session records GPU work: (config, activities), activities a set of enums."""
     activities: Any = arguments[1] if len(arguments) > 1 else ()
@@ -42,12 +51,12 @@ def _uses_gpu(arguments: tuple[object, ...]) -> bool:
 
 
 def _around(
-    module: ModuleType,
+    owner: Any,
     name: str,
     before: Callable[..., object] | None = None,
     after: Callable[..., object] | None = None,
 ) -> None:
-    original = getattr(module, name, None)
+    original = getattr(owner, name, None)
     if original is None:
         return
 
@@ -61,4 +70,4 @@ def _around(
             if after:
                 after(*args)
 
-    setattr(module, name, wrapper)
+    setattr(owner, name, wrapper)

@@ -2,81 +2,102 @@
 
 torch is caught at its lazy initialisation, so that importing it costs nothing and a process that never
 touches CUDA never loads CUPTI: fork-based workers stay safe. Other packages are caught when imported.
+
+Until then nothing but built-in modules is imported here: the agent itself is loaded when it is needed.
 """
 
-from __future__ import annotations
-
-import functools
-import importlib.abc
-import importlib.machinery
+import atexit
+import os
 import sys
 
-TYPE_CHECKING = False  # importing typing would cost the program a millisecond
+from . import ENV_SPOOL
+from .events import Events, allocate_lock
+
+TYPE_CHECKING = False  # importing typing would cost every process some milliseconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.abc import Loader
+    from importlib.machinery import ModuleSpec
     from types import ModuleType
-    from typing import Any
+    from typing import Any, Optional
 
     from .agent import Agent
 
-_agent: Agent
+_events: "Events"
+_agent: "Optional[Agent]" = None
+_making = allocate_lock()
 
 
 def install() -> None:
-    """Make this process's agent and begin to watch imports."""
-    global _agent
-    from .agent import Agent
-
-    _agent = Agent()
+    """Report this process and begin to watch imports."""
+    global _events
+    _events = Events(os.environ[ENV_SPOOL])
+    _events.hello()
+    # Registered before anything of the program's: it runs after all of that.
+    atexit.register(_finish)
+    os.register_at_fork(after_in_child=_forked)
     sys.meta_path.insert(0, _Watcher())
 
 
-def _after_torch_cuda(module: ModuleType) -> None:
+def the_agent() -> "Agent":
+    """This process's agent, made at its first use."""
+    global _agent
+    with _making:
+        if _agent is None:
+            from .agent import Agent
+
+            _agent = Agent(_events)
+        return _agent
+
+
+def _finish() -> None:
+    if _agent is not None:
+        _agent.finish()
+
+
+def _forked() -> None:
+    global _events, _making
+    _making = allocate_lock()
+    _events = Events(_events.folder)
+    if _agent is not None:
+        _agent.forked(_events)
+
+
+def _after_torch_cuda(module: "ModuleType") -> None:
     # Queued calls run at the end of torch's lazy initialisation, at once if that has happened.
-    module._lazy_call(_agent.activate)
+    module._lazy_call(the_agent().activate)
 
 
-def _activate(_module: ModuleType) -> None:
-    _agent.activate()
+def _activate(_module: "ModuleType") -> None:
+    the_agent().activate()
 
 
-def _activate_without_torch(_module: ModuleType) -> None:
+def _activate_without_torch(_module: "ModuleType") -> None:
     # torch imports triton for itself, before CUDA is used: its own hook is the right one.
     if "torch" not in sys.modules:
-        _agent.activate()
+        the_agent().activate()
 
 
-def _after_torch_profiler(module: ModuleType) -> None:
+def _after_torch_profiler(module: "ModuleType") -> None:
     from . import guests
 
-    guests.watch_torch(_agent, module)
+    guests.watch_torch(the_agent(), module)
 
 
-def _after_proton(module: ModuleType) -> None:
+def _after_proton(module: "ModuleType") -> None:
     from . import guests
 
-    guests.watch_proton(_agent, module)
+    guests.watch_proton(the_agent(), module)
 
 
-def _after_dynamo(module: ModuleType) -> None:
-    """Every torch.compile makes an OptimizeContext before it traces anything; just importing dynamo makes none."""
-    context = getattr(module, "OptimizeContext", None)
-    if context is None:
-        _agent.compiler_came()
-        return
-    original = context.__init__
+def _after_dynamo(module: "ModuleType") -> None:
+    from . import guests
 
-    @functools.wraps(original)
-    def init(*args: Any, **kwargs: Any) -> None:
-        _agent.compiler_came()
-        original(*args, **kwargs)
-
-    context.__init__ = init
+    guests.watch_dynamo(the_agent(), module)
 
 
 #: Module -> what to do when it has been imported.
-_WATCHED: dict[str, Callable[[ModuleType], None]] = {
+_WATCHED: "dict[str, Callable[[ModuleType], None]]" = {
     "torch.autograd.profiler": _after_torch_profiler,
     "triton.profiler.profile": _after_proton,
     "torch._dynamo.eval_frame": _after_dynamo,
@@ -90,12 +111,12 @@ _WATCHED: dict[str, Callable[[ModuleType], None]] = {
 }
 
 
-class _Watcher(importlib.abc.MetaPathFinder):
-    """Lets the other finders find a watched module and wraps its loader."""
+class _Watcher:
+    """A finder that lets the others find a watched module and wraps its loader."""
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+        self, name: str, path: "Optional[Sequence[str]]" = None, target: "Optional[ModuleType]" = None
+    ) -> "Optional[ModuleSpec]":
         """The spec that the next finders give, its loader wrapped; None for every other module."""
         action = _WATCHED.get(name)
         if action is None:
@@ -103,30 +124,32 @@ class _Watcher(importlib.abc.MetaPathFinder):
         for finder in sys.meta_path:
             if finder is self or not hasattr(finder, "find_spec"):
                 continue
-            spec = finder.find_spec(name, path, target)
+            spec: "Any" = finder.find_spec(name, path, target)
             if spec is not None:
                 if spec.loader is not None and hasattr(spec.loader, "exec_module"):
-                    _wrap(spec.loader, action)
-                return spec
+                    _wrap(spec.loader, name, action)
+                return spec  # type: ignore[no-any-return]
         return None
 
 
-def _wrap(loader: Loader, action: Callable[[ModuleType], None]) -> None:
+def _wrap(loader: "Loader", name: str, action: "Callable[[ModuleType], None]") -> None:
     original = loader.exec_module
 
-    def exec_module(module: ModuleType) -> None:
-        # Restored first: the program may inspect, or reload through, its own loader.
+    def exec_module(module: "ModuleType") -> None:
+        original(module)
+        if module.__name__ != name:  # a loader of many modules
+            return
+        # Taken off: the program may inspect, or reload through, its own loader.
         try:
             del loader.exec_module
         except AttributeError:
             pass
-        original(module)
         try:
             action(module)
         except Exception as error:
-            _agent.fault("hook", error)
+            _events.event(ev="fault", where="hook for %s" % name, text="%s: %s" % (type(error).__name__, error))
 
     try:
         loader.exec_module = exec_module  # type: ignore[method-assign]
     except AttributeError:  # a loader with slots: the module is imported untraced
-        _agent.spool.event(ev="note", text="the loader of %s cannot be watched" % action.__name__)
+        _events.event(ev="note", text="the loader of %s cannot be watched" % name)

@@ -1,21 +1,25 @@
-"""The two spool files of one process, and the buffers that CUPTI fills.
+"""The buffers that CUPTI fills, and the file that takes them.
 
-``<pid>-<n>.act`` holds raw activity buffers, each behind a 64-byte header that stands in the same memory,
-so that one ``write(2)`` without the GIL stores both. ``<pid>-<n>.jsonl`` holds everything else, one JSON
-object a line. Both are appended to and readable by their owner only; a reader may follow them live.
+``<stem>.act`` holds raw activity buffers, each behind a 64-byte header that stands in the same memory, so
+that one ``write(2)`` without the GIL stores both. It is appended to, readable by its owner only, and may be
+followed live.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import json
 import mmap
 import os
 import struct
 import time
 
 from . import FRAME_FORMAT, FRAME_HEADER_BYTES, FRAME_MAGIC
+from .events import RLock
+
+TYPE_CHECKING = False  # importing typing would cost the program a millisecond
+if TYPE_CHECKING:
+    from .events import Events
 
 #: Big enough that a full buffer is rare between two flushes, small enough to be written in a few ms.
 BUFFER_BYTES = 4 << 20
@@ -23,40 +27,33 @@ BUFFER_BYTES = 4 << 20
 #: Buffers that may be in flight at once; beyond it CUPTI drops records and counts them.
 BUFFERS_MAX = 32
 
+_NOT_OPEN, _CLOSED = -1, -2
+
 
 class SpoolFull(Exception):
     """The spool cannot take more: disk full, quota, budget or I/O error. The message says which."""
 
 
 class Spool:
-    """Append-only files of one process. Buffer methods are called from CUPTI's threads."""
+    """Append-only file of one process's buffers. Methods are called from CUPTI's threads."""
 
-    def __init__(self, folder: str, max_bytes: int = 0) -> None:
-        self.folder = folder
+    def __init__(self, events: Events, max_bytes: int = 0) -> None:
+        self.events, self.event = events, events.event
         self.max_bytes = max_bytes
         self.bytes_written = 0
         self.dropped_frames = 0
         self._sequence = 0
-        self._act_fd = -1
+        self._fd = _NOT_OPEN
+        self._lock = RLock()
         self._free: list[int] = []  # addresses of idle buffers
-        self._views: dict[int, memoryview] = {}  # address -> memoryview of header + payload
-        self._event_fd = -1
-        # Two spools of one pid (exec, or a recycled number) must not meet.
-        self.stem = os.path.join(folder, "%d-%d" % (os.getpid(), time.time_ns()))
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._write = self._libc.write
+        self._views: dict[int, memoryview] = {}  # address -> header + payload
+        self._write = ctypes.CDLL(None, use_errno=True).write
         self._write.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
         self._write.restype = ctypes.c_ssize_t
-
-    def event(self, **fields: object) -> None:
-        """Append one line to the event file. Never raises: an event that cannot be stored is lost."""
-        try:
-            if self._event_fd < 0:
-                self._event_fd = _open(self.stem + ".jsonl")
-            fields.setdefault("t", time.time_ns())
-            os.write(self._event_fd, (json.dumps(fields, separators=(",", ":")) + "\n").encode("utf-8", "replace"))
-        except (OSError, ValueError, TypeError):
-            pass
+        # Through PyDLL: a call so short is not worth giving the GIL away, and getting it back may take 5 ms.
+        self._seek = ctypes.PyDLL(None).lseek
+        self._seek.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int)
+        self._seek.restype = ctypes.c_int64
 
     def lend(self) -> int:
         """The address of an idle buffer's payload, or 0 when too many are in flight."""
@@ -64,7 +61,8 @@ class Spool:
             return self._free.pop()
         if len(self._views) >= BUFFERS_MAX:
             return 0
-        memory = mmap.mmap(-1, FRAME_HEADER_BYTES + BUFFER_BYTES)
+        # Private: shared pages would let a forked child write into its parent's buffers.
+        memory = mmap.mmap(-1, FRAME_HEADER_BYTES + BUFFER_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         # The view keeps the mapping alive for as long as the spool lives.
         self._views[base + FRAME_HEADER_BYTES] = memoryview(memory)
@@ -81,32 +79,58 @@ class Spool:
         finally:
             self._free.append(address)
 
+    def abandon(self) -> None:
+        """Close this process's copy of the file, in a forked child. Lent buffers stay mapped: CUPTI has them."""
+        if self._fd >= 0 and self._is_ours():
+            os.close(self._fd)
+        self._fd = _CLOSED
+
     def _store(self, view: memoryview, base: int, size: int) -> None:
-        if self._act_fd == -2:
-            self.dropped_frames += 1
-            return
-        total = FRAME_HEADER_BYTES + size
-        if self.max_bytes and self.bytes_written + total > self.max_bytes:
-            self._act_fd = -2
-            raise SpoolFull("--max-bytes %d reached" % self.max_bytes)
-        if self._act_fd == -1:
-            self._act_fd = _open(self.stem + ".act")
-        struct.pack_into(FRAME_FORMAT, view, 0, FRAME_MAGIC, size, time.time_ns(), self._sequence)
-        self._sequence += 1
+        with self._lock:  # a frame that comes out in two pieces must not let another in between
+            if self._fd == _CLOSED:
+                self.dropped_frames += 1
+                return
+            total = FRAME_HEADER_BYTES + size
+            if self.max_bytes and self.bytes_written + total > self.max_bytes:
+                self._close()
+                raise SpoolFull("--max-bytes %d reached" % self.max_bytes)
+            struct.pack_into(FRAME_FORMAT, view, 0, FRAME_MAGIC, size, time.time_ns(), self._sequence)
+            self._sequence += 1
+            try:
+                if self._fd == _NOT_OPEN or not self._is_ours():
+                    self._open()
+                self._write_all(base, total)
+            except OSError as error:
+                self._close()
+                self.dropped_frames += 1
+                full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+                reason = "disk full" if full else os.strerror(error.errno or 0)
+                raise SpoolFull("the trace could not be written (%s)" % reason) from error
+
+    def _write_all(self, base: int, total: int) -> None:
         done = 0
         while done < total:
-            n = self._write(self._act_fd, base + done, total - done)
-            if n <= 0:
-                code = ctypes.get_errno()
-                if code == errno.EINTR:
-                    continue
-                self._act_fd = -2
-                self.dropped_frames += 1
-                reason = "disk full" if code in (errno.ENOSPC, errno.EDQUOT) else os.strerror(code)
-                raise SpoolFull("the trace could not be written (%s)" % reason)
-            done += n
-        self.bytes_written += total
+            n = self._write(self._fd, base + done, total - done)
+            if n > 0:
+                done += n
+                self.bytes_written += n
+            elif ctypes.get_errno() != errno.EINTR:
+                raise OSError(ctypes.get_errno(), "write")
 
+    def _is_ours(self) -> bool:
+        """Whether our descriptor still is our file: a program may have closed it and opened its own under that number.
 
-def _open(path: str) -> int:
-    return os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        The position of a file that only we append to is what we have written.
+        """
+        return bool(self._seek(self._fd, 0, os.SEEK_CUR) == self.bytes_written)
+
+    def _open(self) -> None:
+        path = self.events.stem + ".act"
+        self._fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        if os.lseek(self._fd, 0, os.SEEK_END) != self.bytes_written:
+            raise OSError(errno.ENOENT, "removed")
+
+    def _close(self) -> None:
+        if self._fd >= 0 and self._is_ours():
+            os.close(self._fd)
+        self._fd = _CLOSED

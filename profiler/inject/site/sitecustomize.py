@@ -4,23 +4,23 @@ Loads the agent as the private package ``_spikeprof``, then hands over to the si
 environment would have run without us. Nothing that goes wrong here may reach the program.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 
 
 def _load_agent() -> None:
-    import importlib.util
+    # What importlib.util is made of; importing that would bring thirty modules into every process.
+    from _frozen_importlib import module_from_spec
+    from _frozen_importlib_external import spec_from_file_location
 
     here = os.path.dirname(os.path.abspath(__file__))
     folder = os.path.dirname(here)
-    spec = importlib.util.spec_from_file_location(
+    spec = spec_from_file_location(
         "_spikeprof", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
     )
     assert spec is not None
     assert spec.loader is not None
-    package = importlib.util.module_from_spec(spec)
+    package = module_from_spec(spec)
     sys.modules["_spikeprof"] = package
     spec.loader.exec_module(package)
     from _spikeprof import hooks  # type: ignore[import-not-found]
@@ -29,18 +29,13 @@ def _load_agent() -> None:
 
 
 def _chain() -> None:
-    """Run the sitecustomize that we stand in front of, as the interpreter would have."""
+    """Run the sitecustomize that we stand in front of; where there is none, fail to be found as it would have."""
     here = os.path.dirname(os.path.abspath(__file__))
     # The program's own sys.path must look as it would without us.
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
-    ours = sys.modules.pop("sitecustomize", None)
-    try:
-        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
-    except ImportError as error:
-        if error.name != "sitecustomize":
-            raise
-        if ours is not None:
-            sys.modules["sitecustomize"] = ours
+    sys.path_importer_cache.pop(here, None)
+    del sys.modules["sitecustomize"]
+    import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
 
 
 if os.environ.get("SPIKEPROF_SPOOL"):

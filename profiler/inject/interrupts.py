@@ -1,0 +1,68 @@
+"""Exceptions that signal handlers of the program raise while the main thread is in a callback of ours.
+
+Python runs a signal handler between any two steps of the main thread, and CUPTI's callbacks are such steps.
+An exception that a handler raises there, as ``sys.exit`` does for SIGTERM, would end in ctypes, which prints
+and drops it: the program would not hear of its signal. So it is kept, and raised again at the next call or
+return after the callback, which a profile function sees. (An exception thrown from another thread would not
+do: threads change over where C code calls back, so it would hit the next callback.)
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False  # importing typing would cost the program a millisecond
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any
+
+
+class Interrupts:
+    """Keeps such exceptions and raises them where they belong."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[object] = []
+        self._owed: BaseException | None = None
+
+    def watch(self, *callbacks: object) -> None:
+        """Catch what hits a callback before its first line or after its last, where no ``except`` of its own can."""
+        if not self._callbacks:
+            before = sys.unraisablehook
+
+            def hook(unraisable: Any) -> None:
+                if unraisable.object not in self._callbacks or not self.owe(unraisable.exc_value):
+                    before(unraisable)
+
+            sys.unraisablehook = hook
+        self._callbacks += callbacks
+
+    def owe(self, error: BaseException | None) -> bool:
+        """Keep the exception if it is the program's; False when it is our own, or cannot be raised again."""
+        if error is None or (isinstance(error, Exception) and _is_ours(error)):
+            return False
+        if sys.getprofile() not in (None, self._pay):
+            return False
+        self._owed = error
+        sys.setprofile(self._pay)
+        return True
+
+    def _pay(self, frame: FrameType | None, _event: str, _argument: object) -> None:
+        while frame is not None:
+            if _is_our_module(frame.f_globals.get("__name__")):
+                return
+            frame = frame.f_back
+        sys.setprofile(None)
+        owed, self._owed = self._owed, None
+        if owed is not None:
+            raise owed
+
+
+def _is_ours(error: Exception) -> bool:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and _is_our_module(trace.tb_frame.f_globals.get("__name__"))
+
+
+def _is_our_module(name: object) -> bool:
+    return isinstance(name, str) and (name.startswith("_spikeprof") or "spikeprof.profiler.inject" in name)
