@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -48,9 +48,9 @@ def run(command: Sequence[str], env: Mapping[str, str]) -> int:
         if child and child[0].poll() is None:
             child[0].send_signal(number)
 
-    for number in _FORWARDED:
-        previous[number] = signal.signal(number, forward)
-    previous[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)
+    for number in (*_FORWARDED, signal.SIGINT):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup: the child is to ignore it, too
+            previous[number] = signal.signal(number, forward if number != signal.SIGINT else lambda *_: None)
     try:
         child.append(_start(command, env))
         code = child[0].wait()
@@ -63,7 +63,8 @@ def run(command: Sequence[str], env: Mapping[str, str]) -> int:
 def _start(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     name = command[0]
     try:
-        return subprocess.Popen(list(command), env=dict(env))
+        # Descriptors that we were started with are the child's; ours close themselves.
+        return subprocess.Popen(list(command), env=dict(env), close_fds=False)
     except FileNotFoundError as error:
         if Path(name).exists():  # a script whose interpreter is missing
             raise CommandNotExecutable(
@@ -79,17 +80,34 @@ def why_not_traced(command: Sequence[str]) -> str:
     words = [Path(command[0]).name, *command[1:]]
     python = next((i for i, w in enumerate(words) if Path(w).name.startswith(("python", "pypy"))), None)
     if python is not None:
-        for word in words[python + 1 :]:
-            if not word.startswith("-") or word in ("-c", "-m", "-"):
-                break
-            letters = set(word[1:]) if not word.startswith("--") else set()
-            if letters & {"S", "I", "E"}:
-                return f"python {word} ignores PYTHONPATH or sitecustomize, through which the agent is started"
+        blocking = next((o for o in _interpreter_options(words[python + 1 :]) if o in "SIE"), None)
+        if blocking:
+            return f"python -{blocking} ignores PYTHONPATH or sitecustomize, through which the agent is started"
         return "the Python process ended before it could report, or its environment was replaced"
     found = shutil.which(command[0])
     if found and _is_script(found):
         return f"{command[0]} started no Python process that kept PYTHONPATH"
     return f"{command[0]} is not a Python program; only Python processes are traced"
+
+
+def _interpreter_options(words: Sequence[str]) -> Iterator[str]:
+    """The one-letter options of a Python command line: what stands before the script, -c, -m or -."""
+    rest = iter(words)
+    for word in rest:
+        if word == "-" or not word.startswith("-"):
+            return
+        if word.startswith("--"):
+            if word == "--check-hash-based-pycs":
+                next(rest, None)
+            continue
+        for i, letter in enumerate(word[1:], 1):
+            if letter in "cm":
+                return
+            if letter in "WX":  # the rest of the word is its value, or else the next word
+                if i == len(word) - 1:
+                    next(rest, None)
+                break
+            yield letter
 
 
 def _is_script(path: str) -> bool:
