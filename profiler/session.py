@@ -22,7 +22,7 @@ import msgspec
 
 import spikeprof
 from spikeprof.profiler import launch, store
-from spikeprof.profiler.errors import DamagedTrace, OutputError, UsageError
+from spikeprof.profiler.errors import DamagedTrace, OutputError, SpikeprofError, UsageError
 from spikeprof.profiler.trace import CollectorNote, Manifest
 
 if TYPE_CHECKING:
@@ -135,7 +135,8 @@ def _record_into(folder: Path, command: Sequence[str], options: RunOptions, prog
     spool = folder / SPOOL_FOLDER
     spool.mkdir(mode=0o700)
     given = {name: str(value) for name, value in options.for_target().items() if value}
-    session = _Session(tuple(command), time.time_ns(), given)
+    words = tuple(word.encode("utf-8", "replace").decode() for word in command)  # not all words are text
+    session = _Session(words, time.time_ns(), given)
     _write_session(folder, session)
     control = ControlServer(spool)
     nvml = NvmlCollector(interval_ms=options.nvml_interval_ms) if options.nvml_interval_ms else None
@@ -150,8 +151,9 @@ def _record_into(folder: Path, command: Sequence[str], options: RunOptions, prog
         running = control.stop()
     try:
         return _finish(folder, session, progress, exit_code=code, running=running, nvml=nvml, seconds=seconds)
-    except OutputError as error:
-        return Outcome(code, None, reason=f"{error}; the raw records are in {spool}", seconds=seconds)
+    except Exception as error:  # whatever it is: the program has run, and its exit code must not be lost
+        reason = str(error) if isinstance(error, SpikeprofError) else f"{type(error).__name__}: {error}"
+        return Outcome(code, None, reason=f"{reason}; the raw records are in {spool}", seconds=seconds)
 
 
 def _finish(
