@@ -113,9 +113,9 @@ def _status(process: ProcessSpool) -> tuple[str, str]:
         return "no_cuda", "it never used CUDA"
     if process.faults:
         return ("partial" if process.records.exists() else "not_traced"), "; ".join(process.faults[:2])
-    if not process.finished:
-        return "partial", "it was killed or replaced: its last 0.2 s may be missing"
     stopped = next((why for _, state, why in process.windows if state == "stopped" and why != ENDED), "")
+    if not process.finished and not stopped:
+        return "partial", "it was killed or replaced: its last 0.2 s may be missing"
     return ("partial", stopped) if stopped else ("traced", "")
 
 
