@@ -1,0 +1,5 @@
+"""The profiler's home."""
+
+from . import profiler
+
+__all__ = ["profiler"]

@@ -1,0 +1,6 @@
+"""Modules."""
+
+
+class Module:
+    def __call__(self, *args):
+        return self.forward(*args)
