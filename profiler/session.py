@@ -202,13 +202,14 @@ def _finish(
         notes=tuple(warnings),
     )
     store.write_manifest(folder, manifest)
+    traced_count = sum(1 for p in built.processes if p.activated_ns and (p.records.exists() or not p.faults))
     if not built.undecoded:
         shutil.rmtree(spool, ignore_errors=True)
         (folder / SESSION_FILE).unlink(missing_ok=True)
     return Outcome(
         exit_code=exit_code or 0,
         trace=folder,
-        traced_count=sum(1 for p in built.processes if p.activated_ns),
+        traced_count=traced_count,
         kernels_count=built.kernels_count,
         reason=note.reason,
         seconds=seconds,

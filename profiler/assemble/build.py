@@ -113,7 +113,8 @@ def _note(
 ) -> CollectorNote:
     faults = [fault for p in processes for fault in p.faults]
     if not traced:
-        state, reason = "refused", "no process used CUDA" if processes else "no Python process reported"
+        none = "no process used CUDA" if processes else "no Python process reported"
+        state, reason = "refused", "; ".join(faults[:3]) or none
     elif not collected:
         never = next((why for p in traced for _, _, why in reversed(p.windows) if why != small.ENDED), "")
         state, reason = "refused", "; ".join(faults[:3]) or f"recording was never on: {never or 'no reason is known'}"

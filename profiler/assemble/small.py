@@ -109,10 +109,10 @@ def process_table(processes: Sequence[ProcessSpool]) -> pa.Table:
 
 
 def _status(process: ProcessSpool) -> tuple[str, str]:
-    if not process.activated_ns:
-        return "no_cuda", "it never used CUDA"
     if process.faults:
         return ("partial" if process.records.exists() else "not_traced"), "; ".join(process.faults[:2])
+    if not process.activated_ns:
+        return "no_cuda", "it never used CUDA"
     stopped = next((why for _, state, why in process.windows if state == "stopped" and why != ENDED), "")
     if not process.finished and not stopped:
         return "partial", "it was killed or replaced: its last 0.2 s may be missing"

@@ -191,7 +191,8 @@ class Agent:
 
     def fault(self, where: str, error: Exception) -> None:
         """A fault of ours: note it, stop recording, keep the program."""
-        self.spool.event(ev="fault", where=where, text="%s: %s" % (type(error).__name__, error))
+        text = str(error) if isinstance(error, cupti.CuptiError) else "%s: %s" % (type(error).__name__, error)
+        self.spool.event(ev="fault", where=where, text=text)
         try:
             self.stop("fault in %s: %s" % (where, error))
         except Exception:

@@ -149,6 +149,8 @@ def _wrap(loader: "Loader", name: str, action: "Callable[[ModuleType], None]") -
         except Exception as error:
             _events.event(ev="fault", where="hook for %s" % name, text="%s: %s" % (type(error).__name__, error))
 
+    # Tracebacks leave importlib's frames out: let ours be one of them.
+    exec_module.__code__ = exec_module.__code__.replace(co_filename="<frozen importlib._bootstrap>")
     try:
         loader.exec_module = exec_module  # type: ignore[method-assign]
     except AttributeError:  # a loader with slots: the module is imported untraced

@@ -60,6 +60,18 @@ def test_development_mode_and_warnings_as_errors_find_nothing(lab: Lab) -> None:
     assert plain == traced
 
 
+@pytest.mark.parametrize("fault", ["import not_there_at_all", "1 / 0", "raise SystemExit(4)", "1 +"])
+def test_a_cuda_package_that_fails_to_import_fails_in_the_same_words(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str
+) -> None:
+    package = tmp_path / "broken" / "cupy"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(fault)
+    monkeypatch.setenv("PYTHONPATH", f"{package.parent}:{os.environ['PYTHONPATH']}")
+    plain, traced = both(lab, sys.executable, lab.program("import cupy"))
+    assert plain == traced
+
+
 def test_sys_path_and_the_users_pythonpath(lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'one'}:{os.environ['PYTHONPATH']}:relative")
     path = lab.program("""
