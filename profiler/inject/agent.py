@@ -283,7 +283,7 @@ class Agent:
     def _enter(self, state: str, reason: str) -> None:
         if (state, reason) != self._entered:
             self._entered = (state, reason)
-            self.spool.event(ev="window", state=state, reason=reason)
+            self.spool.event(ev="window", state="off" if state == "range" else state, reason=reason)
         self._state = state
 
     def _count_dropped(self) -> None:
