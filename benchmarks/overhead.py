@@ -185,22 +185,35 @@ def _pair(bench: Bench, warm: int) -> tuple[float, float]:
     return eager, timed(bench.work.replay, GRAPH_BLOCK)
 
 
-def windows(bench: Bench, seconds: float, on: float = 0.1, off: float = 0.9) -> dict[str, list[tuple[float, float]]]:
-    """Recording in windows: whole cycles of on + off, against stretches of the same length before, CUPTI detached."""
+def windows(
+    bench: Bench, seconds: float, on: float = 0.1, off: float = 0.9
+) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Recording in windows, in stretches of one cycle that take turns with stretches of CUPTI disabled.
+
+    Those in turn are held against stretches before, while CUPTI was detached: once windows have run, nothing is
+    detached any more.
+    """
     steps = {"eager": (bench.work.step, EAGER_BLOCK), "graph": (bench.work.replay, GRAPH_BLOCK)}
-    untraced = {
-        kind: statistics.median(_stretch(step, chunk, on + off) for _ in range(5))
+    detached = {
+        kind: statistics.median(_stretch(step, chunk, on + off) for _ in range(4))
         for kind, (step, chunk) in steps.items()
     }
-    found: dict[str, list[tuple[float, float]]] = {"eager": [], "graph": []}
-    bench.agent.options.window = [on, off]
-    bench.agent._began = time.monotonic()
-    bench.spikeprof()
+    in_windows: dict[str, list[tuple[float, float]]] = {"eager": [], "graph": []}
+    disabled: dict[str, list[tuple[float, float]]] = {"eager": [], "graph": []}
     until = time.monotonic() + seconds
-    while time.monotonic() < until or len(found["graph"]) < 5:
+    while time.monotonic() < until or len(in_windows["graph"]) < 5:
         for kind, (step, chunk) in steps.items():
-            found[kind].append((_stretch(step, chunk, on + off), untraced[kind]))
-    return found
+            bench.agent.options.window = [on, off]
+            bench.agent._began = time.monotonic()
+            bench.spikeprof()
+            during = _stretch(step, chunk, on + off)
+            bench.agent.options.window = None
+            bench.spikeprof_end()
+            bench.agent.set_condition("off", None)
+            beside = _stretch(step, chunk, on + off)
+            in_windows[kind].append((during, beside))
+            disabled[kind].append((beside, detached[kind]))
+    return {"windows of 10 %, to disabled": in_windows, "disabled, to detached before": disabled}
 
 
 def _stretch(step: Callable[[], None], chunk: int, seconds: float) -> float:
@@ -244,8 +257,8 @@ def main() -> int:
             for way, kinds in measure(bench, arguments.seconds).items():
                 table[way] = show(way, kinds)
         if arguments.window_seconds:  # last: nothing is detached any more after it
-            way = "spikeprof, windows of 10 %"
-            table[way] = show(way, windows(bench, arguments.window_seconds))
+            for way, kinds in windows(bench, arguments.window_seconds).items():
+                table[way] = show(way, kinds)
         bench.agent.finish()
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")

@@ -166,7 +166,7 @@ class ControlServer:
             if not target.stem or not events.exists():
                 return []
             process = read_process(events)
-            layout = layout_for(process.libcupti or 0, process.sizes)
+            layout = layout_for(process.libcupti or 0, process.sizes, process.libcupti_path)
             if not process.activated_ns or layout is None:
                 return []
             target.tail = NameTail(process.records, layout)

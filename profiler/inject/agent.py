@@ -53,6 +53,9 @@ _PATIENCE_SECONDS = FAREWELL_SECONDS
 #: What a killed process may lose. cuptiActivityFlushPeriod delivers full buffers only, so we flush ourselves.
 FLUSH_SECONDS = 0.1
 
+#: Flushes after recording was switched off. Going on flushing costs graph replays 0.2 % (measured on H200).
+_SETTLING_FLUSHES = 2
+
 
 class Options:
     """Recording options from the environment; every field has the default of "record all"."""
@@ -91,6 +94,7 @@ class Agent:
         self._entered: tuple[str, str] | None = None
         self._registered = self._activated = self._inherited = self._finished = False
         self._began = 0.0
+        self._flushes_owed = 0
         self._control: Control | None = None
         self._parts: list[_Part] = []
 
@@ -240,7 +244,11 @@ class Agent:
     def _flush(self) -> None:
         with self._flush_lock:
             # Looked at under the lock: the buffers of a guest are not ours to flush.
-            if self._state is not None and self._state not in _HANDS_OFF:
+            if self._state == "traced":
+                self.driver.flush()
+            elif self._state is not None and self._state not in _HANDS_OFF and self._flushes_owed:
+                # Work in flight at the change is recorded a little later; after that, leave the program alone.
+                self._flushes_owed -= 1
                 self.driver.flush()
 
     def _apply(self) -> None:
@@ -263,6 +271,7 @@ class Agent:
             self.driver.register(*self._callbacks)
             self._registered = True
         refused = self.driver.enable()
+        self._flushes_owed = _SETTLING_FLUSHES
         if refused:
             self.spool.event(ev="refused", what=refused)
 
