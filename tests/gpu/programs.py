@@ -108,12 +108,13 @@ def workers(count: int = 2) -> None:
 
 
 def ranks() -> None:
-    """One rank of several: an all-reduce after a product, as torchrun starts it."""
+    """One rank of several, as torchrun starts it: products and an all-reduce; ranks share a GPU if they must."""
     import torch
     import torch.distributed as dist
 
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl")
+    gpus = torch.cuda.device_count()
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % gpus)
+    dist.init_process_group("nccl" if gpus > 1 else "gloo")
     a = torch.randn(1024, 1024, device="cuda")
     for _ in range(20):
         dist.all_reduce(a @ a)
