@@ -10,6 +10,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -69,9 +70,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def run_command_line(argv: Sequence[str] | None = None) -> int:
     """Run the command line; errors become one line on standard error and their exit code."""
-    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character gets a "?" instead of a crash
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+    _make_ready("stdout", "stderr")
     try:
         code = _invoke(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()
@@ -95,6 +94,15 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         code = _internal(error)
     return code
+
+
+def _make_ready(*names: str) -> None:
+    for name in names:
+        if getattr(sys, name) is None:  # started with it closed
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+        stream = getattr(sys, name)
+        if hasattr(stream, "reconfigure"):  # a terminal that lacks a character gets a "?" instead of a crash
+            stream.reconfigure(errors="replace")
 
 
 def _invoke(arguments: list[str]) -> int:

@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -79,7 +79,9 @@ def run(
     )
     with _progress() as progress:
         outcome = session.record(command or [], output, options, progress)
-    _tell(outcome, summary=summary)
+    # Nobody may be listening; that is no reason to hide how the program ended.
+    with suppress(OSError, SystemExit):  # the latter is rich's answer to a broken pipe
+        _tell(outcome, summary=summary)
     return outcome.exit_code
 
 
