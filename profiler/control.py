@@ -6,7 +6,6 @@ question; a target whose line breaks was killed. Losing this server only costs n
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import selectors
@@ -48,6 +47,7 @@ class _Target:
     pid: int = 0
     unasked: list[int] = field(default_factory=list)
     told_to_stop: bool = False
+    unreadable: bool = False
 
 
 class ControlServer:
@@ -150,8 +150,11 @@ class ControlServer:
 
     def _ask(self, target: _Target, *, final: bool = False) -> None:
         """Send the pointers that are new in the target's spool: some at a time, all of them when it is final."""
-        with contextlib.suppress(OSError):
-            target.unasked += self._pointers(target)
+        if not target.unreadable:
+            try:
+                target.unasked += self._pointers(target)
+            except Exception:  # its kernels are shown by address then; its line must hold, or it would stop recording
+                target.unreadable = True
         while target.unasked:
             some, target.unasked = target.unasked[:_NAMES_PER_ORDER], target.unasked[_NAMES_PER_ORDER:]
             self._send(target, names=some)

@@ -35,7 +35,8 @@ def environment(spool: Path, control: str, options: Mapping[str, object]) -> dic
 def run(command: Sequence[str], env: Mapping[str, str]) -> int:
     """Run the command with our own stdin, stdout and stderr; returns its exit code, 128 + n for signal n.
 
-    Ctrl-C reaches the child through the terminal; it decides what to do about it, and we wait.
+    Ctrl-C reaches the child through the terminal; it decides what to do about it, and we wait. Without a
+    terminal an interrupt was sent to us alone, and is passed on like any other signal.
     Raises UsageError, CommandNotFound or CommandNotExecutable; nothing was started then.
     """
     if not command:
@@ -50,7 +51,8 @@ def run(command: Sequence[str], env: Mapping[str, str]) -> int:
 
     for number in (*_FORWARDED, signal.SIGINT):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup: the child is to ignore it, too
-            previous[number] = signal.signal(number, forward if number != signal.SIGINT else lambda *_: None)
+            by_terminal = number == signal.SIGINT and _has_terminal()
+            previous[number] = signal.signal(number, (lambda *_: None) if by_terminal else forward)
     try:
         child.append(_start(command, env))
         code = child[0].wait()
@@ -58,6 +60,14 @@ def run(command: Sequence[str], env: Mapping[str, str]) -> int:
         for number, handler in previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
     return code if code >= 0 else 128 - code
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _start(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -89,9 +89,13 @@ class Control:
             except OSError:
                 line.close()
                 raise
-        except OSError as error:
+        except (ConnectionRefusedError, FileNotFoundError):
             self._fd = -1
-            self._agent.spool.event(ev="note", text="no supervisor: %s" % error)
+            self._agent.stop("the supervisor is gone")
+            return False
+        except OSError as error:  # it has too much to do, say
+            self._fd = -1
+            self._agent.spool.event(ev="note", text="no line to the supervisor: %s" % error)
             return False
         self._fd, self._buffer = line.detach(), b""
         return self._send(pid=os.getpid(), spool=os.path.basename(self._agent.spool.events.stem))

@@ -86,8 +86,8 @@ class Subscription:
         """Nothing of this is Python that a compiler could trace."""
 
     def finish(self) -> None:
-        """Write what is left."""
-        self._write_nodes()
+        """Write what is left; nothing may call back into an interpreter that is ending."""
+        self.pause()
 
     def _called(self, _user: int | None, domain: int, cbid: int, data: int) -> None:
         try:

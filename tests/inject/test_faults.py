@@ -101,11 +101,28 @@ def test_a_flush_that_never_returns_does_not_hang_the_program(lab: Lab) -> None:
     assert run.outcome.seconds < 8
 
 
-def test_no_supervisor_to_ask_for_names(lab: Lab) -> None:
-    """The socket is gone before CUDA comes: recorded, but shown by address."""
+def test_a_supervisor_that_is_gone_before_cuda_comes(lab: Lab) -> None:
     run = lab.record("""
-        import os, time
+        import os
         os.unlink(os.environ["SPIKEPROF_CONTROL"])
+        import cupy
+        cupy.launch(50)
+        """)
+    assert run.code == 0
+    assert run.kernels == 0
+    assert run.windows()[-1] == ("stopped", "the supervisor is gone")
+    assert run.processes[0]["reason"] == "the supervisor is gone"
+
+
+def test_a_supervisor_that_takes_no_calls(lab: Lab) -> None:
+    """Recorded, but kernels are shown by address."""
+    run = lab.record("""
+        import _socket, os, time
+        def busy(*_):
+            raise BlockingIOError(11, "busy")
+        class Socket(_socket.socket):
+            connect = busy
+        _socket.socket = Socket
         import cupy
         cupy.launch(30)
         time.sleep(0.3)
@@ -115,7 +132,7 @@ def test_no_supervisor_to_ask_for_names(lab: Lab) -> None:
     assert run.kernels == 50
     names = run.trace.table("kernels").column("name").cast("string").unique().to_pylist()
     assert all("name not read" in name for name in names)
-    assert any("no supervisor" in note for note in run.trace.manifest.notes)
+    assert any("no line to the supervisor" in note for note in run.trace.manifest.notes)
 
 
 def test_name_pointers_into_nothing(lab: Lab) -> None:

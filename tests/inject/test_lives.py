@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -163,23 +166,64 @@ def test_recording_ends_with_the_interpreter(lab: Lab) -> None:
     check_whole(run, 10)
 
 
-def test_ctrl_c_reaches_the_program_and_its_answer_counts(lab: Lab) -> None:
-    path = lab.program("""
-        import cupy, sys, time
-        cupy.launch(100)
-        try:
-            print("ready", flush=True)
-            time.sleep(20)
-        except KeyboardInterrupt:
-            cupy.launch(11)
-            sys.exit(3)
-        """)
-    with lab.start("python3", path, start_new_session=True) as child:
+#: Counts its interrupts, and ends with that number a moment after the first.
+COUNTS_INTERRUPTS = """
+    import cupy, signal, sys, time
+    seen = []
+    signal.signal(signal.SIGINT, lambda *_: seen.append(1))
+    cupy.launch(100)
+    print("ready", flush=True)
+    end = time.time() + 20
+    while not seen and time.time() < end:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    cupy.launch(11)
+    sys.exit(len(seen))
+    """
+
+
+def test_ctrl_c_reaches_the_program_once(lab: Lab) -> None:
+    """In a terminal, as a person types it."""
+    path = lab.program(COUNTS_INTERRUPTS)
+    pid, terminal = pty.fork()
+    if not pid:
+        command = lab.command(sys.executable, path)
+        os.execv(command[0], command)
+    shown = b""
+    while b"ready" not in shown:
+        shown += os.read(terminal, 1024)
+    os.write(terminal, b"\x03")
+    try:
+        while chunk := os.read(terminal, 1024):
+            shown += chunk
+    except OSError:  # how Linux says that the other end is closed
+        pass
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1, shown
+    os.close(terminal)
+    assert lab.opened().table("kernels").num_rows == 111
+
+
+def test_an_interrupt_to_the_command_alone_is_passed_on(lab: Lab) -> None:
+    """As a script does it with a server that it has started, no terminal about."""
+    path = lab.program(COUNTS_INTERRUPTS)
+    with lab.start(sys.executable, path, start_new_session=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate(timeout=TIMEOUT_S)
+    assert child.returncode == 1, err
+    assert lab.opened().table("kernels").num_rows == 111
+
+
+def test_an_interrupt_to_the_group_reaches_the_program(lab: Lab) -> None:
+    """It may come twice there: the command cannot tell to whom else it was sent."""
+    path = lab.program(COUNTS_INTERRUPTS)
+    with lab.start(sys.executable, path, start_new_session=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
         os.killpg(child.pid, signal.SIGINT)
         _, err = child.communicate(timeout=TIMEOUT_S)
-    assert child.returncode == 3, err
+    assert child.returncode in {1, 2}, err
     assert lab.opened().table("kernels").num_rows == 111
 
 
@@ -278,3 +322,13 @@ def test_nothing_is_left_behind(lab: Lab) -> None:
     assert not (run.outcome.trace / "spool").exists()
     assert not (run.outcome.trace / "session.json").exists()
     assert time.time() - began < TIMEOUT_S
+
+
+@pytest.mark.parametrize("where", ["2>/dev/full", "2>&-", "2>&1 >/dev/null | true; exit ${PIPESTATUS[0]}"])
+def test_nobody_listens_and_the_exit_code_holds(lab: Lab, where: str) -> None:
+    """Standard error full, closed, or a pipe whose reader has left."""
+    path = lab.program("import cupy, sys; cupy.launch(10); sys.exit(9)")
+    words = " ".join(lab.command(sys.executable, path)).replace("--no-summary", "")
+    ended = subprocess.run(["bash", "-c", f"{words} {where}"], capture_output=True, timeout=TIMEOUT_S, check=False)
+    assert ended.returncode == 9, ended.stderr
+    assert lab.opened().table("kernels").num_rows == 10

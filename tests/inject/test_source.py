@@ -28,7 +28,7 @@ def interpreter(version: str) -> str:
     run = subprocess.run([found, "-c", ask], capture_output=True, text=True, check=False)
     path, _, number = run.stdout.strip().rpartition(" ")
     if run.returncode or number != version:
-        pytest.skip(f"python{version} does not run here: {run.stderr.strip()[:80]}")
+        pytest.skip(f"python{version} does not run here: {run.stderr.strip().partition(chr(10))[0]}")
     return path
 
 
