@@ -22,6 +22,9 @@ FAKES = Path(__file__).with_name("fakes")
 #: The command beside the interpreter that runs the tests.
 SPIKEPROF = Path(sys.executable).with_name("spikeprof")
 
+#: What runs the programs under test: another Python than ours if asked for.
+PYTHON = os.environ.get("SPIKEPROF_TEST_PYTHON", sys.executable)
+
 TIMEOUT_S = 30
 
 
@@ -77,7 +80,7 @@ class Lab:
 
     def record(self, text: str, *arguments: str, output: Path | None = None, **options: Any) -> Run:
         """Record a program given as text, in this process as the command does."""
-        return self.record_command([sys.executable, str(self.program(text)), *arguments], output, **options)
+        return self.record_command([PYTHON, str(self.program(text)), *arguments], output, **options)
 
     def record_command(self, command: list[str], output: Path | None = None, **options: Any) -> Run:
         """Record any command."""

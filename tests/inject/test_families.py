@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from inject.harness import TIMEOUT_S, Lab, check_whole
+from inject.harness import PYTHON, TIMEOUT_S, Lab, check_whole
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -157,7 +156,7 @@ def test_a_launcher_of_ranks(lab: Lab) -> None:
 
 def test_many_short_processes(lab: Lab) -> None:
     worker = lab.program("import cupy; cupy.launch(10)", "worker.py")
-    run = lab.record_command(["sh", "-c", f"for i in $(seq 25); do {sys.executable} {worker} || exit 1; done"])
+    run = lab.record_command(["sh", "-c", f"for i in $(seq 25); do {PYTHON} {worker} || exit 1; done"])
     assert run.code == 0
     check_whole(run, 250)
     assert len([p for p in run.processes if p["status"] == "traced"]) == 25
@@ -207,7 +206,7 @@ def test_a_child_with_another_environment_is_not_followed_and_runs(lab: Lab) -> 
 def test_descriptors_given_to_the_command_reach_the_program(lab: Lab, tmp_path: Path) -> None:
     given = os.open(tmp_path / "given", os.O_CREAT | os.O_WRONLY)
     path = lab.program(f"import os; os.write({given}, b'here')")
-    with lab.start("python3", path, pass_fds=(given,)) as child:
+    with lab.start(PYTHON, path, pass_fds=(given,)) as child:
         _, err = child.communicate(timeout=TIMEOUT_S)
     assert child.returncode == 0, err
     assert (tmp_path / "given").read_bytes() == b"here"

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from inject.harness import TIMEOUT_S, Lab, check_whole, own_lines
+from inject.harness import PYTHON, TIMEOUT_S, Lab, check_whole, own_lines
 
 from spikeprof.profiler.importers import open_trace
 
@@ -53,7 +53,7 @@ def test_a_loaded_libcupti_is_taken_before_any_other(lab: Lab) -> None:
 
 def test_what_is_said_when_nothing_could_be_recorded(lab: Lab) -> None:
     path = lab.program("import cupy; cupy.launch(10); raise SystemExit(3)")
-    with lab.start(sys.executable, path, options=("--libcupti", "/nonexistent.so")) as child:
+    with lab.start(PYTHON, path, options=("--libcupti", "/nonexistent.so")) as child:
         _, err = child.communicate(timeout=TIMEOUT_S)
     assert child.returncode == 3
     (line,) = own_lines(err)[1]
@@ -211,7 +211,7 @@ def test_a_disk_that_is_full(lab: Lab) -> None:
             print("ran to its end", flush=True)
             raise SystemExit(3)
             """)
-        with lab.start(sys.executable, path, options=("-o", str(disk / "trace"))) as child:
+        with lab.start(PYTHON, path, options=("-o", str(disk / "trace"))) as child:
             out, err = child.communicate(timeout=TIMEOUT_S)
         assert (child.returncode, out) == (3, b"ran to its end\n")
         rest, said = own_lines(err)
@@ -349,7 +349,7 @@ def test_sigpipe_with_its_deadly_default(lab: Lab) -> None:
         cupy.launch(100)
         open("ended", "w").write("in peace")
         """)
-    with lab.start(sys.executable, path, cwd=lab.folder) as child:
+    with lab.start(PYTHON, path, cwd=lab.folder) as child:
         child.communicate(timeout=TIMEOUT_S)
     assert child.returncode == -9
     for _ in range(100):
@@ -373,7 +373,7 @@ def test_a_supervisor_that_is_killed(lab: Lab) -> None:
             time.sleep(0.05)
         open("ended", "w").write("in peace")
         """)
-    child = lab.start(sys.executable, path, cwd=lab.folder)
+    child = lab.start(PYTHON, path, cwd=lab.folder)
     with child:
         assert child.stdout is not None
         child.stdout.readline()
@@ -410,7 +410,7 @@ def test_a_supervisor_that_answers_nothing(lab: Lab) -> None:
         os.kill(os.getppid(), signal.SIGSTOP)
         open("began", "w").write(str(time.time()))
         """)
-    with lab.start(sys.executable, path, cwd=lab.folder) as child:
+    with lab.start(PYTHON, path, cwd=lab.folder) as child:
         for _ in range(200):
             if (lab.folder / "began").exists():
                 break

@@ -6,11 +6,10 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
-from inject.harness import TIMEOUT_S, Lab, check_whole, own_lines
+from inject.harness import PYTHON, TIMEOUT_S, Lab, check_whole, own_lines
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -144,7 +143,7 @@ def test_the_end_takes_a_few_milliseconds(lab: Lab) -> None:
     path = lab.program(program)
     spent = []
     for n in range(3):
-        with lab.start("sh", "-c", f"python3 {path}; date +%s%N", options=("-o", str(lab.folder / f"t{n}"))) as child:
+        with lab.start("sh", "-c", f"{PYTHON} {path}; date +%s%N", options=("-o", str(lab.folder / f"t{n}"))) as child:
             out, _ = child.communicate(timeout=TIMEOUT_S)
         begin, end = map(int, out.split())
         spent.append((end - begin) / 1e6)
@@ -187,7 +186,7 @@ def test_ctrl_c_reaches_the_program_once(lab: Lab) -> None:
     path = lab.program(COUNTS_INTERRUPTS)
     pid, terminal = pty.fork()
     if not pid:
-        command = lab.command(sys.executable, path)
+        command = lab.command(PYTHON, path)
         os.execv(command[0], command)
     shown = b""
     while b"ready" not in shown:
@@ -206,7 +205,7 @@ def test_ctrl_c_reaches_the_program_once(lab: Lab) -> None:
 def test_an_interrupt_to_the_command_alone_is_passed_on(lab: Lab) -> None:
     """As a script does it with a server that it has started, no terminal about."""
     path = lab.program(COUNTS_INTERRUPTS)
-    with lab.start(sys.executable, path, start_new_session=True) as child:
+    with lab.start(PYTHON, path, start_new_session=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
         child.send_signal(signal.SIGINT)
@@ -218,7 +217,7 @@ def test_an_interrupt_to_the_command_alone_is_passed_on(lab: Lab) -> None:
 def test_an_interrupt_to_the_group_reaches_the_program(lab: Lab) -> None:
     """It may come twice there: the command cannot tell to whom else it was sent."""
     path = lab.program(COUNTS_INTERRUPTS)
-    with lab.start(sys.executable, path, start_new_session=True) as child:
+    with lab.start(PYTHON, path, start_new_session=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
         os.killpg(child.pid, signal.SIGINT)
@@ -236,7 +235,7 @@ def test_signals_to_the_command_are_passed_on(lab: Lab, number: signal.Signals) 
         print("ready", flush=True)
         time.sleep(20)
         """)
-    with lab.start("python3", path) as child:
+    with lab.start(PYTHON, path) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
         child.send_signal(number)
@@ -255,7 +254,7 @@ def test_under_nohup_a_hangup_is_ignored_by_both(lab: Lab) -> None:
         """)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        child = lab.start("python3", path)
+        child = lab.start(PYTHON, path)
     finally:
         signal.signal(signal.SIGHUP, before)
     with child:
@@ -307,7 +306,7 @@ def test_what_activation_and_farewell_cost_is_in_the_trace(lab: Lab) -> None:
 
 
 def test_an_untraced_end_says_so(lab: Lab) -> None:
-    with lab.start("python3", "-c", "pass") as child:
+    with lab.start(PYTHON, "-c", "pass") as child:
         _, err = child.communicate(timeout=TIMEOUT_S)
     rest, said = own_lines(err)
     assert (child.returncode, rest) == (0, b"")
@@ -328,7 +327,7 @@ def test_nothing_is_left_behind(lab: Lab) -> None:
 def test_nobody_listens_and_the_exit_code_holds(lab: Lab, where: str) -> None:
     """Standard error full, closed, or a pipe whose reader has left."""
     path = lab.program("import cupy, sys; cupy.launch(10); sys.exit(9)")
-    words = " ".join(lab.command(sys.executable, path)).replace("--no-summary", "")
+    words = " ".join(lab.command(PYTHON, path)).replace("--no-summary", "")
     ended = subprocess.run(["bash", "-c", f"{words} {where}"], capture_output=True, timeout=TIMEOUT_S, check=False)
     assert ended.returncode == 9, ended.stderr
     assert lab.opened().table("kernels").num_rows == 10
