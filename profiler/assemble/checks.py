@@ -39,7 +39,7 @@ def sound(records: Records, process: ProcessSpool, handed_over_ns: int, tally: T
     latest = _unix(max(process.last_ns, handed_over_ns) + SLACK_NS)
     outside = ~untimed & ~backwards & ((start < earliest) | (end > latest))
     on_gpu = "device" in (records.dtype.names or ())
-    cut = ~untimed & ~backwards & ~outside & on_gpu & _across_a_pause(start, end, process)
+    cut = ~untimed & ~backwards & ~outside & on_gpu & _torn(start, end, process)
     bad: npt.NDArray[np.bool_] = untimed | backwards | outside | cut
     if not bad.any():
         return records
@@ -55,22 +55,25 @@ def sound(records: Records, process: ProcessSpool, handed_over_ns: int, tally: T
     return records[~bad]
 
 
-def _across_a_pause(
-    start: npt.NDArray[np.uint64], end: npt.NDArray[np.uint64], process: ProcessSpool
-) -> npt.NDArray[np.bool_]:
-    """Work that began while recording and ended after it was switched off: its end time is not its own.
+def _torn(start: npt.NDArray[np.uint64], end: npt.NDArray[np.uint64], process: ProcessSpool) -> npt.NDArray[np.bool_]:
+    """Work in flight when recording was switched off: it began or ended outside a traced window.
 
-    libcupti 13.0 gives such work, all kernels of a graph replay at once, the time at which recording resumed.
+    Its end time is not its own: libcupti 13.0 gives such work, all kernels of a graph replay at once, the time
+    at which recording resumed.
     """
+    windows = process.windows
+    if not windows:
+        return np.zeros(len(start), bool)
+    window = np.searchsorted(np.array([at for at, _, _ in windows], np.uint64), start, side="right") - 1
+    traced = np.array([state == "traced" for _, state, _ in windows])
     pauses = [
         at
-        for (_, state, _), (at, following, _) in itertools.pairwise(process.windows)
+        for (_, state, _), (at, following, _) in itertools.pairwise(windows)
         if state == "traced" and following in ("clean", "off", "yielded")
     ]
-    if not pauses:
-        return np.zeros(len(start), bool)
     limits = np.array([*pauses, np.iinfo(np.int64).max], np.uint64)
-    return np.asarray(end > limits[np.searchsorted(limits[:-1], start, side="right")])
+    crosses = end > limits[np.searchsorted(limits[:-1], start, side="right")]
+    return np.asarray(crosses | ((window >= 0) & ~traced[window]))
 
 
 def _unix(ns: int) -> np.uint64:

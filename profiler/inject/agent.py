@@ -262,9 +262,11 @@ class Agent:
                 self._each_part("pause")
             elif state not in _HANDS_OFF and was in _HANDS_OFF:
                 self._each_part("resume")
-            if state == "traced":
-                self._record()
-        self._enter(state, self._conditions.get(state, ""))
+        # A traced window holds all that may have been recorded: from before CUPTI is on until after it is off.
+        began = time.time_ns()
+        if state == "traced" and state != was:
+            self._record()
+        self._enter(state, self._conditions.get(state, ""), began)
 
     def _record(self) -> None:
         if not self._registered:
@@ -289,10 +291,11 @@ class Agent:
         finally:
             self._flush_lock.release()
 
-    def _enter(self, state: str, reason: str) -> None:
+    def _enter(self, state: str, reason: str, at: int | None = None) -> None:
         if (state, reason) != self._entered:
             self._entered = (state, reason)
-            self.spool.event(ev="window", state="off" if state == "range" else state, reason=reason)
+            shown = "off" if state == "range" else state
+            self.spool.event(ev="window", state=shown, reason=reason, t=at or time.time_ns())
         self._state = state
 
     def _count_dropped(self) -> None:
@@ -338,10 +341,11 @@ class Agent:
     # -- parts and process --------------------------------------------------------------------
 
     def _start_parts(self) -> None:
-        from . import graphs, steps
+        from . import graphs, guests, steps
 
-        if self.options.graph_nodes or self.options.capture_range:
-            self._parts.append(graphs.Subscription(self))
+        follow = self.options.capture_range and not guests.watch_cudart(self, sys.modules.get("torch"))
+        if self.options.graph_nodes or follow:
+            self._parts.append(graphs.Subscription(self, follow))
         if self.options.clean_steps:
             self._parts.append(steps.Steps(self))
         self._each_part("start")

@@ -43,14 +43,15 @@ class _CallbackData(ctypes.Structure):
 class Subscription:
     """The process's one CUPTI subscriber, given up whenever a guest needs it."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, follow_range: bool) -> None:
         self._agent = agent
+        self._follow_range = follow_range
         self._callback = cupti.CALLBACK_TYPE(self._called)
         agent.interrupts.watch(self._called)
         self._points: list[tuple[int, int]] = []
         if agent.options.graph_nodes:
             self._points += [(cupti.DOMAIN_RESOURCE, _NODE_CREATED), (cupti.DOMAIN_RESOURCE, _NODE_CLONED)]
-        if agent.options.capture_range:
+        if follow_range:
             self._points += [
                 (cupti.DOMAIN_RUNTIME_API, cbids.RUNTIME_PROFILER_START),
                 (cupti.DOMAIN_RUNTIME_API, cbids.RUNTIME_PROFILER_STOP),
@@ -68,7 +69,7 @@ class Subscription:
             self._held = True
         except cupti.CuptiError as error:
             self._agent.spool.event(ev="refused", what={"graph nodes": str(error)})
-            if self._agent.options.capture_range:
+            if self._follow_range:
                 self._agent.set_condition("range", "--capture-range cannot be followed: %s" % error)
 
     def pause(self) -> None:

@@ -35,6 +35,20 @@ def watch_proton(agent: Agent, module: ModuleType) -> None:
     _around(module, "finalize", after=lambda *args: agent.set_condition("yielded", None))
 
 
+def watch_cudart(agent: Agent, torch: ModuleType | None) -> bool:
+    """Follow cudaProfilerStart and Stop where torch's programs call them; False when they do not go through torch.
+
+    Better than CUPTI's callback of the same calls: on H200 with libcupti 13.0, launch calls went unrecorded after
+    recording had been switched on from inside that callback.
+    """
+    cudart = getattr(getattr(torch, "_C", None), "_cudart", None)
+    if not hasattr(cudart, "cudaProfilerStart") or not hasattr(cudart, "cudaProfilerStop"):
+        return False
+    _around(cudart, "cudaProfilerStart", after=lambda *args: agent.set_condition("range", None))
+    _around(cudart, "cudaProfilerStop", before=lambda *args: agent.set_condition("range", "after cudaProfilerStop"))
+    return True
+
+
 def watch_dynamo(agent: Agent, module: ModuleType) -> None:
     """Wrap ``torch._dynamo.eval_frame``: every torch.compile makes an OptimizeContext before it traces anything."""
     context = getattr(module, "OptimizeContext", None)

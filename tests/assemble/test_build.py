@@ -237,6 +237,7 @@ def test_work_in_flight_when_recording_paused_is_set_aside(tmp_path: Path) -> No
         [
             _kernel(1000, 1900, correlation=1),
             _kernel(1950, 4000, correlation=2),
+            _kernel(2050, 4000, correlation=4),  # launched while recording, begun a little later
             _kernel(4000, 4100, correlation=3),
             work(lay.RUNTIME, 1950, 4000, cbid=131),  # a wait of the host may well last so long
         ],
@@ -244,7 +245,7 @@ def test_work_in_flight_when_recording_paused_is_set_aside(tmp_path: Path) -> No
     )
     built, trace = _built(tmp_path)
     assert _rows(trace, "kernels", "correlation_id") == [1, 3]
-    assert built.note.set_aside_reasons == {"in flight when recording paused": 1}
+    assert built.note.set_aside_reasons == {"in flight when recording paused": 2}
     assert trace.table("runtime_calls").num_rows == 1
     assert _rows(trace, "windows", "state", "start_ns", "end_ns") == [
         ("traced", 50, 2000),

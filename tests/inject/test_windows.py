@@ -129,6 +129,31 @@ def test_capture_range(lab: Lab) -> None:
     ]
 
 
+def test_capture_range_called_through_torch_is_followed_outside_of_cupti(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where another profiler holds CUPTI's subscription, without which its callbacks cannot be had."""
+    monkeypatch.setenv("FAKE_CUPTI_FAIL", "subscribe")
+    run = lab.record(
+        """
+        import torch
+        torch.cuda.launch(50)
+        torch._C._cudart.cudaProfilerStart()
+        torch.cuda.launch(10)
+        torch._C._cudart.cudaProfilerStop()
+        torch.cuda.launch(50)
+        """,
+        capture_range=True,
+    )
+    assert run.code == 0
+    check_whole(run, 10)
+    assert run.windows() == [
+        ("off", "before cudaProfilerStart"),
+        ("traced", ""),
+        ("off", "after cudaProfilerStop"),
+    ]
+
+
 def test_capture_range_that_never_begins(lab: Lab) -> None:
     run = lab.record("import cupy, time; cupy.launch(100); time.sleep(0.2)", capture_range=True)
     assert run.code == 0
