@@ -39,15 +39,18 @@ def sound(records: Records, process: ProcessSpool, handed_over_ns: int, tally: T
     latest = _unix(max(process.last_ns, handed_over_ns) + SLACK_NS)
     outside = ~untimed & ~backwards & ((start < earliest) | (end > latest))
     on_gpu = "device" in (records.dtype.names or ())
-    cut = ~untimed & ~backwards & ~outside & on_gpu & _torn(start, end, process)
-    bad: npt.NDArray[np.bool_] = untimed | backwards | outside | cut
+    candidates = ~untimed & ~backwards & ~outside & on_gpu
+    unwanted = candidates & ~_began_while_traced(start, process)
+    torn = candidates & ~unwanted & _crosses_a_pause(start, end, process)
+    bad: npt.NDArray[np.bool_] = untimed | backwards | outside | unwanted | torn
     if not bad.any():
         return records
     reasons = {
         "no time": untimed,
         "ends before it starts": backwards,
         "outside the run": outside,
-        "in flight when recording paused": cut,
+        "recorded while recording was off": unwanted,
+        "in flight when recording paused": torn,
     }
     for reason, which in reasons.items():
         if which.any():
@@ -55,25 +58,35 @@ def sound(records: Records, process: ProcessSpool, handed_over_ns: int, tally: T
     return records[~bad]
 
 
-def _torn(start: npt.NDArray[np.uint64], end: npt.NDArray[np.uint64], process: ProcessSpool) -> npt.NDArray[np.bool_]:
-    """Work in flight when recording was switched off: it began or ended outside a traced window.
+def _began_while_traced(start: npt.NDArray[np.uint64], process: ProcessSpool) -> npt.NDArray[np.bool_]:
+    """False for work that began while recording was off.
 
-    Its end time is not its own: libcupti 13.0 gives such work, all kernels of a graph replay at once, the time
-    at which recording resumed.
+    libcupti 13.0 goes on recording a graph that it has prepared, under one wrong correlation id, after the first
+    time it is switched off; and work launched while it was on may begin later.
     """
-    windows = process.windows
-    if not windows:
-        return np.zeros(len(start), bool)
-    window = np.searchsorted(np.array([at for at, _, _ in windows], np.uint64), start, side="right") - 1
-    traced = np.array([state == "traced" for _, state, _ in windows])
+    if not process.windows:
+        return np.ones(len(start), bool)
+    window = np.searchsorted(np.array([at for at, _, _ in process.windows], np.uint64), start, side="right") - 1
+    traced = np.array([state == "traced" for _, state, _ in process.windows])
+    return np.asarray((window < 0) | traced[window])
+
+
+def _crosses_a_pause(
+    start: npt.NDArray[np.uint64], end: npt.NDArray[np.uint64], process: ProcessSpool
+) -> npt.NDArray[np.bool_]:
+    """Work that began while recording and ended after it was switched off: its end time is not its own.
+
+    libcupti 13.0 gives such work, all kernels of a graph replay at once, the time at which recording resumed.
+    """
     pauses = [
         at
-        for (_, state, _), (at, following, _) in itertools.pairwise(windows)
+        for (_, state, _), (at, following, _) in itertools.pairwise(process.windows)
         if state == "traced" and following in ("clean", "off", "yielded")
     ]
+    if not pauses:
+        return np.zeros(len(start), bool)
     limits = np.array([*pauses, np.iinfo(np.int64).max], np.uint64)
-    crosses = end > limits[np.searchsorted(limits[:-1], start, side="right")]
-    return np.asarray(crosses | ((window >= 0) & ~traced[window]))
+    return np.asarray(end > limits[np.searchsorted(limits[:-1], start, side="right")])
 
 
 def _unix(ns: int) -> np.uint64:

@@ -245,7 +245,10 @@ def test_work_in_flight_when_recording_paused_is_set_aside(tmp_path: Path) -> No
     )
     built, trace = _built(tmp_path)
     assert _rows(trace, "kernels", "correlation_id") == [1, 3]
-    assert built.note.set_aside_reasons == {"in flight when recording paused": 2}
+    assert built.note.set_aside_reasons == {
+        "in flight when recording paused": 1,
+        "recorded while recording was off": 1,
+    }
     assert trace.table("runtime_calls").num_rows == 1
     assert _rows(trace, "windows", "state", "start_ns", "end_ns") == [
         ("traced", 50, 2000),
