@@ -21,6 +21,7 @@ class Fault:
     what: str
     touches: str  # which of our numbers
     source: str
+    after_pause: bool = False  # only once recording was switched off and on again in a process
 
 
 FAULTS: tuple[Fault, ...] = (
@@ -37,6 +38,7 @@ FAULTS: tuple[Fault, ...] = (
         "Wrong correlation ids of cudaGraphLaunch and its kernels in profiling sessions after the first.",
         "origin of graph kernels and classes of idle time after recording was switched off and on",
         "https://docs.nvidia.com/cupti/release-notes/release-notes.html (resolved in CUDA 13.1 Update 1)",
+        after_pause=True,
     ),
     Fault(
         0,

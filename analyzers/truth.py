@@ -314,12 +314,18 @@ def _of_processes(trace: Trace, values: dict[str, Any], processes: Columns) -> l
 
 
 def _faults(trace: Trace) -> Columns:
-    """Known faults of each libcupti version that recorded something here."""
+    """Known faults of each libcupti version that recorded something here, as far as they can have struck."""
     versions = []
     if "processes" in trace:
         versions = [v for v in trace.table("processes").column("libcupti_version").to_pylist() if v]
     versions = versions or [v for v in [trace.manifest.versions.get("libcupti", "")] if v]
-    rows = [(version, fault) for version in dict.fromkeys(versions) for fault in known_faults(version)]
+    paused = _was_paused(trace)
+    rows = [
+        (version, fault)
+        for version in dict.fromkeys(versions)
+        for fault in known_faults(version)
+        if paused or not fault.after_pause
+    ]
     return {
         "libcupti_version": [version for version, _ in rows],
         "what": [fault.what for _, fault in rows],
@@ -327,6 +333,16 @@ def _faults(trace: Trace) -> Columns:
         "fixed_in": [fault.fixed_in for _, fault in rows],
         "source": [fault.source for _, fault in rows],
     }
+
+
+def _was_paused(trace: Trace) -> bool:
+    """Whether recording was switched on more than once in a process; True where nobody wrote that down."""
+    if "windows" not in trace:
+        return True
+    codes, labels = trace.codes("windows", "state")
+    traced = np.array([label == "traced" for label in labels], bool)[codes]
+    _, sessions = np.unique(trace.column("windows", "rank")[traced], return_counts=True)
+    return bool((sessions > 1).any())
 
 
 def _collectors(trace: Trace) -> Columns:

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from spikeprof.cli.inputs import BETWEEN_HELP, open_input
+
 
 class FailOn(StrEnum):
     """From which severity on a finding fails the command."""
@@ -28,6 +30,7 @@ def analyze(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the report as JSON to this file, too.", metavar="FILE")
     ] = None,
+    between: Annotated[str, typer.Option(metavar="BEGIN,END", help=BETWEEN_HELP)] = "",
     fail_on: Annotated[
         FailOn | None,
         typer.Option("--fail-on", help="Exit with 1 when there is a finding of this severity or above."),
@@ -38,11 +41,10 @@ def analyze(
 
     if output is not None:
         outputs.check(output, outputs.is_json_report)
-    from spikeprof.profiler.importers import open_trace
     from spikeprof.reports import json_
     from spikeprof.reports.build import build_report
 
-    report = build_report(open_trace(path), path.name or path.resolve().name)
+    report = build_report(*open_input(path, between))
     if output is not None:
         json_.write_json(report, output)
     if as_json:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from spikeprof.cli.inputs import BETWEEN_HELP, open_input
+
 
 def report(
     path: Annotated[
@@ -18,17 +20,17 @@ def report(
     output: Annotated[
         Path, typer.Option("-o", "--output", help="The page to write; an earlier report there is replaced.")
     ] = Path("report.html"),
+    between: Annotated[str, typer.Option(metavar="BEGIN,END", help=BETWEEN_HELP)] = "",
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = False,
 ) -> int:
     """Write one HTML file that works offline and holds everything that was found."""
     from spikeprof.cli import outputs
 
     outputs.check(output, outputs.is_html_report)
-    from spikeprof.profiler.importers import open_trace
     from spikeprof.reports.build import build_report
     from spikeprof.reports.html import write_html
 
-    write_html(build_report(open_trace(path), path.name or path.resolve().name), output)
+    write_html(build_report(*open_input(path, between)), output)
     typer.echo(f"wrote {output}")
     if open_page:
         import webbrowser

@@ -102,11 +102,20 @@ class Trace:
         return replace(self, tables=MappingProxyType(kept))
 
     def narrowed(self, start_ns: int, end_ns: int) -> Trace:
-        """The rows that begin in ``[start_ns, end_ns)``; tables without a time stay whole."""
+        """The rows that begin in ``[start_ns, end_ns)``, and the recording windows cut to it.
+
+        Tables without a time (devices, processes, graph nodes) stay whole: they say what things are. So do the
+        runtime calls: what runs here may have been launched before.
+        """
         kept: dict[str, pa.Table | Callable[[], pa.Table]] = {}
         for name in self.tables:
-            key = next((c for c in ("start_ns", "t_ns") if c in TABLES[name].arrow.names), None)
-            kept[name] = partial(_between, self, name, key, start_ns, end_ns) if key else self.tables[name]
+            key = TABLES[name].sort_by if name != "runtime_calls" else None
+            key = key if key in ("start_ns", "t_ns") else None
+            cut = _cut if name == "windows" else _between
+            kept[name] = partial(cut, self, name, key, start_ns, end_ns) if key else self.tables[name]
+        # A trace that says nothing of windows was recorded throughout: now only here.
+        if "windows" not in self.tables:
+            kept["windows"] = partial(_one_window, self, start_ns, end_ns)
         return replace(self, tables=MappingProxyType(kept))
 
 
@@ -114,3 +123,25 @@ def _between(trace: Trace, name: str, key: str, start_ns: int, end_ns: int) -> p
     table = trace.table(name)
     times = table.column(key)
     return table.filter(pc.and_(pc.greater_equal(times, start_ns), pc.less(times, end_ns)))
+
+
+def _cut(trace: Trace, name: str, _key: str, start_ns: int, end_ns: int) -> pa.Table:
+    table = trace.table(name)
+    begins = pc.max_element_wise(table.column("start_ns"), start_ns)
+    ends = pc.min_element_wise(table.column("end_ns"), end_ns)
+    for column, values in (("start_ns", begins), ("end_ns", ends)):
+        table = table.set_column(table.schema.get_field_index(column), column, values.cast(pa.int64()))
+    return table.filter(pc.less(begins, ends))
+
+
+def _one_window(trace: Trace, start_ns: int, end_ns: int) -> pa.Table:
+    ranks = pc.unique(trace.table("processes").column("rank")) if "processes" in trace else pa.array([0], pa.int32())
+    count = len(ranks)
+    columns = [
+        ranks,
+        pa.array(["traced"] * count).dictionary_encode(),
+        pa.array(["--between"] * count).dictionary_encode(),
+        pa.array([start_ns] * count, pa.int64()),
+        pa.array([end_ns] * count, pa.int64()),
+    ]
+    return pa.table(columns, names=TABLES["windows"].arrow.names).cast(TABLES["windows"].arrow)

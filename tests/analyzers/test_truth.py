@@ -197,6 +197,17 @@ def test_versions_of_libcupti():
     assert [version_number(text) for text in ("", "unknown", "13")] == [None, None, 13]
 
 
+def test_a_fault_that_needs_a_pause_is_named_only_after_one():
+    def named(*states):
+        windows = [{"state": state, "start_ns": i * 10, "end_ns": i * 10 + 10} for i, state in enumerate(states)]
+        faults = Truth().analyze(tiny.trace(windows=windows)).tables["libcupti_faults"]
+        return [what for what in faults["what"] if "cudaGraphLaunch" in what]
+
+    assert named("traced") == []
+    assert named("off", "traced", "stopped") == []
+    assert len(named("traced", "clean", "traced")) == 1
+
+
 def test_known_faults_by_version():
     def touched(version: str) -> set[int]:
         return {fault.fixed_in for fault in known_faults(version)}

@@ -133,3 +133,19 @@ def test_a_read_only_folder_ends_with_4(trace: Path, tmp_path: Path) -> None:
     run = spikeprof("analyze", trace, "-o", tmp_path / "locked/report.json")
     assert "is read-only for this user" in refusal(run)
     assert run.returncode == 4
+
+
+def test_a_stretch_of_the_recording(trace: Path) -> None:
+    """Kernel i begins i µs after the recording's start: ten of them begin between 0.00002 and 0.00003 s."""
+    run = spikeprof("analyze", trace, "--json", "--between", "0.00002,0.00003")
+    report = json.loads(run.stdout)
+    metrics = {m["name"]: m["value"] for r in report["results"] for m in r["metrics"]}
+    assert metrics["kernels_count"] == 10
+    assert report["trace_name"] == "my trace, 2e-05 s to 3e-05 s"
+
+
+@pytest.mark.parametrize("stretch", ["1", "2,1", "a,b", "-1,2", "nan,1", "0,inf", "5,6"])
+def test_a_stretch_that_is_none(trace: Path, stretch: str) -> None:
+    run = spikeprof("analyze", trace, f"--between={stretch}")
+    assert run.returncode == 2
+    assert "--between" in refusal(run)

@@ -1,0 +1,42 @@
+"""What a verb reads: a trace or a foreign file, or a stretch of it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spikeprof.profiler.errors import UsageError
+from spikeprof.profiler.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from spikeprof.profiler.trace import Trace
+
+BETWEEN_HELP = "Look at this stretch only: seconds since the recording began, e.g. 7.6,7.9."
+
+
+def open_input(path: Path, between: str) -> tuple[Trace, str]:
+    """The trace at ``path``, cut to ``between`` (seconds, ``BEGIN,END``; empty = all), and a name for headings."""
+    limits = _limits(between)
+    from spikeprof.profiler.importers import open_trace
+
+    trace, name = open_trace(path), path.name or path.resolve().name
+    if limits is None:
+        return trace, name
+    begin, end = limits
+    if begin * NS_PER_S >= trace.manifest.duration_ns:
+        length = trace.manifest.duration_ns / NS_PER_S
+        raise UsageError(f"--between {between}: the recording is {length:.3f} s long, nothing of it lies there")
+    return trace.narrowed(int(begin * NS_PER_S), int(end * NS_PER_S)), f"{name}, {begin:g} s to {end:g} s"
+
+
+def _limits(between: str) -> tuple[float, float] | None:
+    if not between:
+        return None
+    try:
+        begin, end = (float(part) for part in between.split(","))
+    except ValueError:
+        begin = end = math.nan
+    if not (0 <= begin < end < math.inf):
+        raise UsageError(f"--between {between!r}: write begin and end in seconds, as in --between 7.6,7.9")
+    return begin, end

@@ -1,0 +1,53 @@
+"""The Trace: what it holds, what it withholds, and a stretch of it."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+
+from spikeprof.profiler.errors import MissingTable
+
+
+def test_an_analyzer_sees_only_what_it_declared() -> None:
+    trace = tiny.trace(kernels=[], memory_ops=[])
+    seen = trace.restricted(["kernels", "steps"])
+    assert "kernels" in seen
+    assert "memory_ops" not in seen
+    with pytest.raises(MissingTable, match="memory_ops"):
+        seen.table("memory_ops")
+
+
+def test_a_stretch_holds_what_begins_in_it_and_its_windows_are_cut() -> None:
+    trace = tiny.trace(
+        duration_ns=1000,
+        kernels=[{"start_ns": 90, "end_ns": 110}, {"start_ns": 100, "end_ns": 300}, {"start_ns": 200, "end_ns": 210}],
+        runtime_calls=[{"start_ns": 50, "end_ns": 60, "correlation_id": 7}],
+        samples=[{"t_ns": 99}, {"t_ns": 150}],
+        devices=[{"device": 0}],
+        windows=[
+            {"state": "traced", "start_ns": 0, "end_ns": 120},
+            {"state": "clean", "start_ns": 120, "end_ns": 150},
+            {"state": "traced", "start_ns": 150, "end_ns": 900},
+        ],
+    ).narrowed(100, 200)
+    assert trace.column("kernels", "start_ns").tolist() == [100]
+    assert trace.column("samples", "t_ns").tolist() == [150]
+    # Launched before, run here.
+    assert trace.column("runtime_calls", "correlation_id").tolist() == [7]
+    assert trace.table("devices").num_rows == 1
+    windows = trace.table("windows").to_pylist()
+    assert [(w["state"], w["start_ns"], w["end_ns"]) for w in windows] == [
+        ("traced", 100, 120),
+        ("clean", 120, 150),
+        ("traced", 150, 200),
+    ]
+
+
+def test_a_stretch_of_an_imported_trace_is_what_was_recorded() -> None:
+    trace = tiny.trace(kernels=[{"start_ns": 0, "end_ns": 10}], processes=[{"rank": 0}, {"rank": 3}]).narrowed(5, 50)
+    rows = trace.table("windows").to_pylist()
+    assert [(w["rank"], w["state"], w["start_ns"], w["end_ns"]) for w in rows] == [
+        (0, "traced", 5, 50),
+        (3, "traced", 5, 50),
+    ]
+    assert trace.table("kernels").num_rows == 0
