@@ -97,6 +97,12 @@ class Agent:
         self._flushes_owed = 0
         self._control: Control | None = None
         self._parts: list[_Part] = []
+        self._guests: set[str] = set()
+
+    @property
+    def activated(self) -> bool:
+        """Whether CUDA was used here, as far as we know."""
+        return self._activated
 
     @property
     def driver(self) -> cupti.Cupti:
@@ -221,6 +227,12 @@ class Agent:
                 self.spool.event(ev="fault", where="apply", text=str(error))
                 self._conditions["stopped"] = "fault: %s" % error
                 self._enter("stopped", self._conditions["stopped"])
+
+    def host(self, guest: str, here: bool) -> None:
+        """Another profiler comes or goes; CUPTI is left alone until the last has gone."""
+        with self._lock:
+            (self._guests.add if here else self._guests.discard)(guest)
+            self.set_condition("yielded", ", ".join(sorted(self._guests)) or None)
 
     def tick(self) -> float | None:
         """Act on clocks: flush, budget of seconds, duty windows. Returns seconds until the next look, None = never."""

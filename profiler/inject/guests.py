@@ -22,17 +22,23 @@ def watch_torch(agent: Agent, module: ModuleType) -> None:
 
     def yield_to_it(*args: object) -> None:
         if _uses_gpu(args):
-            agent.set_condition("yielded", "torch.profiler")
+            agent.host("torch.profiler", True)
 
     for name in ("_prepare_profiler", "_enable_profiler"):
         _around(module, name, before=yield_to_it)
-    _around(module, "_disable_profiler", after=lambda *args: agent.set_condition("yielded", None))
+    _around(module, "_disable_profiler", after=lambda *args: agent.host("torch.profiler", False))
+
+
+def watch_torch_monitor(agent: Agent, module: ModuleType) -> None:
+    """Wrap torch's own reader of CUPTI's buffers (torch 2.13 on), which may stay on between its sessions."""
+    _around(module.CuptiMonitor, "start", before=lambda *args: agent.host("torch's CuptiMonitor", True))
+    _around(module.CuptiMonitor, "stop", after=lambda *args: agent.host("torch's CuptiMonitor", False))
 
 
 def watch_proton(agent: Agent, module: ModuleType) -> None:
     """Wrap ``triton.profiler.profile``: Proton holds CUPTI from start to finalize."""
-    _around(module, "start", before=lambda *args: agent.set_condition("yielded", "triton.profiler"))
-    _around(module, "finalize", after=lambda *args: agent.set_condition("yielded", None))
+    _around(module, "start", before=lambda *args: agent.host("triton.profiler", True))
+    _around(module, "finalize", after=lambda *args: agent.host("triton.profiler", False))
 
 
 def watch_cudart(agent: Agent, torch: ModuleType | None) -> bool:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _events: "Events"
 _agent: "Optional[Agent]" = None
 _making = allocate_lock()
+_passed_over = False  # a CUDA package was imported, and not taken for the first CUDA use
 
 
 def install() -> None:
@@ -53,6 +54,19 @@ def the_agent() -> "Agent":
 def _finish() -> None:
     if _agent is not None:
         _agent.finish()
+    if _passed_over and not (_agent is not None and _agent.activated) and _cuda_is_on():
+        _events.event(ev="fault", where="hooks", text="CUDA was used, but not by torch, which it was expected of")
+
+
+def _cuda_is_on() -> bool:
+    """Whether the driver is loaded and initialised in this process."""
+    import ctypes
+
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
+        return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == 0)
+    except (OSError, AttributeError):
+        return False
 
 
 def _forked() -> None:
@@ -73,8 +87,11 @@ def _activate(_module: "ModuleType") -> None:
 
 
 def _activate_without_torch(_module: "ModuleType") -> None:
-    # torch imports triton for itself, before CUDA is used: its own hook is the right one.
-    if "torch" not in sys.modules:
+    # torch imports these for itself, long before CUDA is used: its own hook is the right one.
+    global _passed_over
+    if "torch" in sys.modules:
+        _passed_over = True
+    else:
         the_agent().activate()
 
 
@@ -82,6 +99,12 @@ def _after_torch_profiler(module: "ModuleType") -> None:
     from . import guests
 
     guests.watch_torch(the_agent(), module)
+
+
+def _after_torch_monitor(module: "ModuleType") -> None:
+    from . import guests
+
+    guests.watch_torch_monitor(the_agent(), module)
 
 
 def _after_proton(module: "ModuleType") -> None:
@@ -100,13 +123,14 @@ def _after_dynamo(module: "ModuleType") -> None:
 _WATCHED: "dict[str, Callable[[ModuleType], None]]" = {
     "torch.autograd.profiler": _after_torch_profiler,
     "triton.profiler.profile": _after_proton,
+    "torch.profiler._cupti_monitor": _after_torch_monitor,
     "torch._dynamo.eval_frame": _after_dynamo,
     "torch.cuda": _after_torch_cuda,
     "cupy": _activate,
     "numba.cuda": _activate,
     "jax": _activate,
-    "cuda.bindings.driver": _activate,
-    "cuda.cuda": _activate,  # cuda-bindings before 12.6
+    "cuda.bindings.driver": _activate_without_torch,
+    "cuda.cuda": _activate_without_torch,  # cuda-bindings before 12.6
     "triton": _activate_without_torch,
 }
 

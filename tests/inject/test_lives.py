@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pty
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -29,6 +31,43 @@ def test_torch_is_followed_from_its_lazy_initialisation(lab: Lab) -> None:
     run = lab.record("import torch; torch.cuda.launch(50)")
     check_whole(run, 50)
     assert run.trace.manifest.versions["torch"] == "0.0+fake"
+
+
+def test_importing_the_real_torch_activates_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recent ones import cuda-bindings for themselves."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed here")
+    monkeypatch.delenv("PYTHONPATH")
+    path = lab.program("""
+        import torch
+        from _spikeprof import hooks
+        assert hooks._agent is not None and not hooks._agent.activated
+        names = [getattr(call[0], "__qualname__", "") for call in torch.cuda._queued_calls]
+        assert names.count("Agent.activate") == 1, names
+        """)
+    run = lab.record_command([sys.executable, str(path)])
+    assert run.code == 0
+    assert [p["status"] for p in run.processes] == ["no_cuda"]
+
+
+def test_cuda_bindings_without_torch_are_followed(lab: Lab) -> None:
+    check_whole(lab.record("import cuda.bindings.driver, fakegpu; fakegpu.launch(10)"), 10)
+
+
+def test_cuda_used_past_torch_is_not_called_no_use(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = lab.folder / "cuda.c"
+    source.write_text("int cuDeviceGetCount(int *count) { return *count = 0; }")
+    library = lab.folder / "libcuda.so.1"
+    build = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(library), str(source)]
+    subprocess.run(build, check=True)
+    monkeypatch.setenv("FAKE_LIBCUDA", str(library))
+    run = lab.record("import torch, cuda.bindings.driver as driver; driver.cuInit(0)")
+    assert run.code == 0
+    (process,) = run.processes
+    assert process["status"] == "not_traced"
+    assert "not by torch" in process["reason"]
+    run = lab.record("import torch, cuda.bindings.driver", output=lab.folder / "unused")
+    assert [p["status"] for p in run.processes] == ["no_cuda"]
 
 
 def test_a_program_that_never_uses_cuda(lab: Lab) -> None:

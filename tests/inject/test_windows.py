@@ -208,6 +208,30 @@ def test_a_torch_profiler_in_the_program_gets_its_events_and_its_window(lab: Lab
     ]
 
 
+def test_torchs_monitor_stays_a_guest_beyond_a_profilers_session(lab: Lab) -> None:
+    run = lab.record("""
+        import torch
+        from torch.autograd import profiler
+        from torch.profiler._cupti_monitor import CuptiMonitor
+        torch.cuda.launch(100)
+        monitor = CuptiMonitor()
+        monitor.start()
+        torch.cuda.launch(10)
+        profiler._prepare_profiler(None, {"ProfilerActivity.CUDA"})
+        torch.cuda.launch(10)
+        try:
+            profiler._disable_profiler()  # of the session; the fake ends the guest, too: count from here again
+        finally:
+            torch.cuda.launch(10)
+        monitor.stop()
+        torch.cuda.launch(100)
+        """)
+    assert run.code == 0
+    check_whole(run, 200)
+    assert [state for state, _ in run.windows()] == ["traced", "yielded", "yielded", "yielded", "traced"]
+    assert run.windows()[2] == ("yielded", "torch's CuptiMonitor, torch.profiler")
+
+
 def test_a_guest_before_cuda_is_used(lab: Lab) -> None:
     """torch.profiler around the whole program: ours begins when it has ended."""
     run = lab.record("""
