@@ -213,9 +213,9 @@ def _settled(trace: Trace, kind: Any, traced: Bools) -> Bools:
 
 
 def _origin_metrics(trace: Trace, work: GpuWork) -> list[Metric]:
-    if "runtime_calls" not in trace:
-        reason = trace.damaged.get("runtime_calls", "no launch calls were recorded")
-        return [Metric("known_origin_share", None, reason)]
+    for table, what in (("runtime_calls", "no launch calls were recorded"), ("kernels", "kernels were not recorded")):
+        if table not in trace:  # without kernels it would be the share of the copies' time, and read as good news
+            return [Metric("known_origin_share", None, trace.damaged.get(table, what))]
     share = linked_share(work, link(trace, work))
     return [Metric("known_origin_share", share, "" if share is not None else "no GPU work was recorded")]
 

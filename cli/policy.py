@@ -14,14 +14,17 @@ SEVERITIES = ("info", "warning", "critical")
 def violations(report: Report, severity: str) -> list[str]:
     """Why the report fails, one line each; empty when it passes.
 
-    It fails on a finding of the severity or above, on an analyzer that broke, and when no analyzer with
-    rules could look at all: "could not look" is not "healthy". An analyzer that lacks its tables while
+    It fails on a finding of the severity or above, on an analyzer that broke, on a damaged table, and when no
+    analyzer with rules could look at all: "could not look" is not "healthy". An analyzer that lacks its tables while
     another one could look does not fail it; the report says so.
     """
+    from spikeprof.reports.model import rows
+
     failing = SEVERITIES[SEVERITIES.index(severity) :]
     found = Counter(f.rule for r in report.results for f in r.findings if f.severity in failing)
     lines = [f"{rule} ({count} found)" if count > 1 else rule for rule, count in found.items()]
     lines += [f"{r.analyzer} broke: {r.reason}" for r in report.results if r.status == "error"]
+    lines += [row["reason"] for row in rows(report.tables.get("inventory", {})) if row["state"] == "damaged"]
     asked = [r for r in report.results if r.analyzer != "truth"]
     if not lines and asked and all(r.status == "not_measured" for r in asked):
         lines.append(f"nothing was measured that could pass ({asked[0].reason})")

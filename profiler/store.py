@@ -155,7 +155,7 @@ def _damage(path: Path, name: str) -> str:
     try:
         found = pq.read_schema(path)
     except (pa.ArrowException, OSError) as error:
-        return f"{path.name} is damaged: {str(error).splitlines()[0]}"
+        return f"{path.name} is damaged: {_first_sentence(error)}"
     absent = [c.name for c in TABLES[name].columns if c.name not in found.names]
     return f"{path.name} lacks the columns {', '.join(absent)}" if absent else ""
 
@@ -169,7 +169,11 @@ def _read_table(path: Path, name: str) -> pa.Table:
         table = file.read(columns=schema.names)
         return table.select(schema.names).cast(schema).unify_dictionaries()
     except (pa.ArrowException, OSError) as error:
-        raise DamagedTrace(f"{path} is damaged: {str(error).splitlines()[0]}; the other tables can be read") from error
+        raise DamagedTrace(f"{path.name} is damaged: {_first_sentence(error)}; the other tables can be read") from error
+
+
+def _first_sentence(error: Exception) -> str:
+    return str(error).splitlines()[0].split(". ")[0].rstrip(".")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spikeprof.profiler.errors import MissingTable
+from spikeprof.profiler.errors import DamagedTrace, MissingTable
 from spikeprof.profiler.schema import TABLES
 
 #: How a collector ended. ``off`` = not asked for.
@@ -94,6 +94,17 @@ class Trace:
         if isinstance(data, pa.ChunkedArray):  # a table of zero chunks stays chunked
             data = data.unify_dictionaries().combine_chunks()
         return np.asarray(data.indices).astype(np.int32, copy=False), data.dictionary.to_pylist()
+
+    def sound(self) -> Trace:
+        """The same trace without the tables whose damage shows only on reading them; they are named as damaged."""
+        damaged = dict(self.damaged)
+        for name in self.tables:
+            try:
+                self.table(name)
+            except DamagedTrace as error:
+                damaged[name] = str(error)
+        kept = {name: partial(self.table, name) for name in self.tables if name not in damaged}
+        return replace(self, tables=MappingProxyType(kept), damaged=MappingProxyType(damaged))
 
     def restricted(self, names: Iterable[str]) -> Trace:
         """The same trace showing only the named tables: an analyzer never sees what it did not declare."""

@@ -32,6 +32,7 @@ def build_report(trace: Trace, trace_name: str, analyzers: Iterable[Analyzer] | 
         from spikeprof.analyzers.registry import ANALYZERS
 
         analyzers = ANALYZERS
+    trace = trace.sound()
     results = tuple(run_analyzers(trace, analyzers))
     makers = (
         ("processes", _processes),

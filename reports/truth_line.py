@@ -99,7 +99,8 @@ def _records_item(truth: Result, metrics: dict[str, Metric]) -> TruthItem:
     if any(n is None for n in numbers.values()):
         return TruthItem("Records", head + fmt.not_measured(), "not_measured", "not measured")
     if not any(numbers.values()):
-        return TruthItem("Records", head + "none dropped, repaired or set aside", "value", "none lost")
+        state: State = "not_measured" if kernels is None else "value"
+        return TruthItem("Records", head + "none dropped, repaired or set aside", state, "none lost")
     body = ", ".join(f"{fmt.count(n or 0)} {fmt.label(name)}" for name, n in numbers.items())
     reasons = set_aside_reasons(truth)
     text = f"{head}{body}{f' ({reasons})' if reasons else ''}"

@@ -105,6 +105,13 @@ def test_gpu_time_is_a_union_per_device():
     assert reason(result, "known_origin_share") == "no launch calls were recorded"
 
 
+def test_without_kernels_the_origin_of_copies_is_not_taken_for_that_of_all_work():
+    copies = [{"start_ns": 0, "end_ns": 10, "correlation_id": 1}]
+    calls = [{"start_ns": 0, "end_ns": 1, "correlation_id": 1, "name": "cudaMemcpyAsync"}]
+    result = Truth().analyze(tiny.trace(memory_ops=copies, runtime_calls=calls))
+    assert reason(result, "known_origin_share") == "kernels were not recorded"
+
+
 def test_a_table_that_was_not_collected_is_not_zero():
     result = Truth().analyze(tiny.trace())
     assert reason(result, "kernels_count") == "kernels were not recorded"

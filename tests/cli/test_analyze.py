@@ -77,6 +77,27 @@ def test_a_corrupt_table_leaves_the_rest(trace: Path) -> None:
     assert "Kernels by time" in run.stdout
 
 
+def flip_a_bit(file: Path) -> None:
+    """Damage that the footer does not show: it comes to light when the pages are read."""
+    data = bytearray(file.read_bytes())
+    data[len(data) // 4] ^= 0xFF
+    file.write_bytes(data)
+
+
+def test_damage_that_shows_on_reading_is_no_bug_of_ours_and_does_not_pass(trace: Path) -> None:
+    flip_a_bit(trace / "kernels.parquet")
+    run = spikeprof("analyze", trace)
+    told = " ".join(run.stdout.split())
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "? Origin not measured: kernels.parquet is damaged: " in told
+    assert "? Records kernels not measured: kernels.parquet is damaged: " in told
+    assert "! Damaged kernels: kernels.parquet is damaged: " in told
+    assert "internal error" not in told
+    run = spikeprof("analyze", trace, "--fail-on", "critical")
+    assert run.returncode == 1
+    assert "--fail-on critical: kernels.parquet is damaged: " in run.stderr
+
+
 def manifest(trace: Path, **changes: object) -> None:
     path = trace / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import tiny
 
 from spikeprof.analyzers.base import Info, Result
+from spikeprof.profiler.errors import DamagedTrace
 from spikeprof.profiler.trace import Trace
 from spikeprof.reports import build
 from spikeprof.reports.build import build_report
@@ -119,6 +120,18 @@ def test_the_inventory_names_what_is_damaged() -> None:
     inventory = {r["table"]: (r["state"], r["reason"]) for r in rows(build_report(trace, "t", []).tables["inventory"])}
     assert inventory["kernels"] == ("damaged", "kernels.parquet is damaged: no footer")
     assert inventory["ops"] == ("absent", "")
+
+
+def test_damage_that_shows_on_reading_is_named_like_any_other() -> None:
+    def broken() -> Any:
+        raise DamagedTrace("steps.parquet is damaged: page 0")
+
+    whole = tiny.trace(kernels=[{"start_ns": 0, "end_ns": 5}])
+    report = build_report(Trace(whole.manifest, {**whole.tables, "steps": broken}), "t")
+    inventory = {r["table"]: (r["state"], r["reason"]) for r in rows(report.tables["inventory"])}
+    assert inventory["steps"] == ("damaged", "steps.parquet is damaged: page 0")
+    assert inventory["kernels"] == ("collected", "")
+    assert not [r for r in report.results if r.status == "error"]
 
 
 def test_findings_come_gravest_first() -> None:
