@@ -27,6 +27,7 @@ _HEAT_DARK = ("#17304d", "#1c4a78", "#2468a5", "#3a8bd0", "#6db0ea", "#a9d4fa", 
 
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _AXIS_TIME = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
+PERCENT_TICKS = ".2~%"  # as many decimals as it takes to tell ticks apart, at most two
 LABEL_CHARS = 32  # of a row's label
 LEFT_MARGIN = 250  # px, the same for all figures over time, so that their axes stand under one another
 
@@ -175,7 +176,7 @@ def _heatmap(spec: Figure, table: PlainTable, unit: tuple[float, str]) -> Plotly
         + "<extra></extra>",
     }
     bar = {"orientation": "h", "thickness": 10, "len": 0.4, "x": 1, "xanchor": "right", "y": 1.0, "yanchor": "bottom"}
-    bar |= {"title": {"text": label, "side": "top"}, "tickformat": ".0%" if as_share else "", "nticks": 6}
+    bar |= {"title": {"text": label, "side": "top"}, "tickformat": PERCENT_TICKS if as_share else "", "nticks": 6}
     layout = base_layout(
         96 + 22 * len(names),
         xaxis=_x_axis(spec, unit),
@@ -231,7 +232,7 @@ def _bars(spec: Figure, table: PlainTable, unit: tuple[float, str]) -> Plotly:
         90 + 26 * len(names),
         barmode="stack",
         showlegend=bool(spec.series),
-        xaxis=axis(title, rangemode="tozero", **({"tickformat": ".0%"} if unit_of(spec.x) == "share" else {})),
+        xaxis=axis(title, rangemode="tozero", **({"tickformat": PERCENT_TICKS} if unit_of(spec.x) == "share" else {})),
         yaxis=axis(
             "",
             autorange="reversed",
@@ -273,7 +274,7 @@ def _stack(spec: Figure, table: PlainTable, unit: tuple[float, str]) -> Plotly:
         )
     y_axis = axis("share of the time slice" if as_share else fmt.title(spec.y), rangemode="tozero", fixedrange=True)
     if as_share or unit_of(spec.y) == "share":
-        y_axis |= {"tickformat": ".0%"}
+        y_axis |= {"tickformat": PERCENT_TICKS}
     layout = base_layout(260, barmode="stack", bargap=0, showlegend=True, xaxis=_x_axis(spec, unit), yaxis=y_axis)
     return {"data": traces, "layout": layout, "meta": {"time": unit_of(spec.x) == "ns"}}
 

@@ -19,6 +19,8 @@ _SHORT = 40  # characters that stay on one line
 
 #: Columns that hold versions as numbers, and names of kernels.
 _VERSIONS = ("fixed_in", "libcupti_version")
+#: Shares that say how much of what there is was used: a full bar means all of it.
+_OF_THE_WHOLE = ("busy_share",)
 _NAMES = ("name", "kernel", "work_before", "work_after")
 
 
@@ -97,8 +99,8 @@ def _name_cells(names: list[str]) -> list[Cell]:
 
 
 def _share_cells(name: str, values: Sequence[Any]) -> list[Cell]:
-    """Shares with a bar, the longest bar for the largest share of the column."""
-    largest = max((v for v in values if fmt.is_number(v)), default=0) or 1
+    """Shares with a bar, the longest bar for the largest share of the column, or for the whole."""
+    largest = 1 if name in _OF_THE_WHOLE else max((v for v in values if fmt.is_number(v)), default=0) or 1
     return [
         Cell(fmt.quantity(name, v), "share", sort=float(v), bar=round(100 * max(v, 0) / largest, 2))
         if fmt.is_number(v)

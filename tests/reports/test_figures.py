@@ -33,6 +33,7 @@ def test_a_heatmap_is_a_grid_of_shares() -> None:
     assert trace["z"] == [[0.25, None, None], [None, 1.0, None]]  # rows as they come; nothing is empty, not 0
     assert made["layout"]["yaxis"]["ticktext"] == ["b", "a"]
     assert made["meta"]["rows"] == ["b", "a"]
+    assert made["layout"]["coloraxis"]["colorbar"]["tickformat"] == ".2~%"  # not "0 %, 1 %, 1 %"
 
 
 def test_a_stack_has_one_series_per_class() -> None:

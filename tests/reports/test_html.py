@@ -9,6 +9,7 @@ import pytest
 from reports import fabricated
 
 from spikeprof.reports.html import render_html, write_html
+from spikeprof.reports.html_tables import html_table
 from spikeprof.reports.model import Report
 
 MAX_BYTES = 8 * 1000 * 1000
@@ -196,3 +197,13 @@ def test_the_file_is_private_and_whole(tmp_path: object) -> None:
     write_html(fabricated.rich(), path)
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.read_text("utf-8").rstrip().endswith("</html>")
+
+
+def test_a_bar_of_use_is_full_only_when_all_was_used() -> None:
+    def bars(name: str) -> list[float | None]:
+        made = html_table("t", {name: [0.05, 0.02]})
+        assert made is not None
+        return [row[0].bar for row in made.cells]
+
+    assert bars("busy_share") == [5.0, 2.0]
+    assert bars("gpu_time_share") == [100.0, 40.0]
