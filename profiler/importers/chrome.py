@@ -128,6 +128,8 @@ def _decode(data: Payload, path: Path) -> Document:
     if head.trace_events is None:
         keys = list(msgspec.json.decode(data, type=dict[str, msgspec.Raw]))
         kind = "a PyTorch execution trace (ET): " if {"schema", "nodes"} <= set(keys) else ""
+        if {"format", "schema_version", "manifest"} <= set(keys):
+            raise ForeignFile(f"{path} is a part of a trace: name its folder, {path.parent}")
         raise ForeignFile(f"{path} is JSON without traceEvents: {kind}it holds {', '.join(keys[:6]) or 'nothing'}")
     events, head.trace_events = head.trace_events, None
     return Document(head, events)

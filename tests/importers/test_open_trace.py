@@ -27,6 +27,7 @@ NOT_TRACES: dict[str, tuple[bytes, type[SpikeprofError], str]] = {
     "parquet": (b"PAR1" + bytes(20), ForeignFile, "Parquet"),
     "tar": (bytes(257) + b"ustar\x0000" + bytes(200), ForeignFile, "tar archive"),
     "text": (b"hello", ForeignFile, "b'hello'"),
+    "manifest": (b'{"format": "x", "schema_version": 1, "manifest": {}}', ForeignFile, "name its folder"),
     "json_without_events": (b'{"schema": 1, "nodes": []}', ForeignFile, "execution trace"),
     "json_number_list": (b"[1, 2]", ForeignFile, "not of trace events"),
     "json_dict_list": (b'[{"children": []}]', ForeignFile, "not of trace events"),
