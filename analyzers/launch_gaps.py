@@ -224,6 +224,7 @@ class LaunchGaps:
         evidence: tuple[Evidence, ...] = (
             Evidence(f"idle_{name}_share", float(shares[worst]), self.min_class_share, "min_class_share", "inferred"),
             Evidence(f"idle_{name}_ns", int(spent[worst]), basis="inferred"),
+            Evidence("longest_part_of_gap_ns", int(of_gap.max())),
             Evidence("idle_share", devices[worst].idle_ns / devices[worst].wall_ns),
             Evidence("gaps_count", len(of_gap)),
             Evidence("median_part_of_gap_ns", float(np.median(of_gap))),
@@ -235,6 +236,8 @@ class LaunchGaps:
         length = pieces.end - pieces.start
         if name == "launch" and 2 * int(length[in_graph[pieces.gap]].sum()) > int(length.sum()):
             action = "Launch fewer, larger graphs, and each before the one before it ends."
+        if len(gaps.start) > 1 and 2 * of_gap.max() > spent[worst]:
+            action = "One gap is most of it (start-up?): judge the rest alone, with --between BEGIN,END. " + action
         bound = Saving(total(union(pieces.start, pieces.end)), "total")  # devices idle at once count once
         return [Finding(rule.name, rule.severity, {"device": devices[worst].device}, evidence, action, bound)]
 

@@ -56,6 +56,7 @@ METRIC_TITLES: dict[str, str] = {
     **{f"idle_{key}_{unit}": f"{name} idle" for unit in ("ns", "share") for key, name in _IDLE.items()},
     "idle_without_cupti_share": "Idle without CUPTI's part",
     "median_gap_ns": "Median gap",
+    "longest_part_of_gap_ns": "Longest part of a gap",
     "median_part_of_gap_ns": "Median part of a gap",
     "idle_share": "GPU idle",
     "known_origin_share": "GPU time of known origin",

@@ -60,6 +60,18 @@ def test_a_sync_splits_the_hosts_time_and_the_rest_is_host():
     assert host.saving.upper_bound_ns == 740
 
 
+def test_one_gap_that_makes_most_of_a_class_is_told_apart_from_steady_work():
+    launches = [0, 5000, 5400, 5800]
+    kernels = [kernel(at, at + 100, i + 1) for i, at in enumerate(launches)]
+    calls = [call(max(at - 10, 0), at, i + 1) for i, at in enumerate(launches)]
+    (host,) = LaunchGaps(dispatch_limit_ns=0).analyze(trace(kernels, calls)).findings
+    assert {e.metric: e.value for e in host.evidence}["longest_part_of_gap_ns"] == 4890
+    assert host.recommendation.startswith("One gap is most of it")
+    assert "--between" in host.recommendation
+    steady = LaunchGaps(dispatch_limit_ns=0).analyze(trace(kernels[1:], calls[1:])).findings
+    assert "--between" not in steady[0].recommendation
+
+
 def test_another_threads_calls_do_not_explain_a_gap():
     kernels = [kernel(0, 100, 1), kernel(1000, 1100, 2)]
     waiting = [call(20, 900, 3, "cudaDeviceSynchronize", thread_id=2)]
