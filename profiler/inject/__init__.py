@@ -10,6 +10,7 @@ How data flows in the target::
       └ hooks.py            says hello (events.py); waits for a CUDA package; first CUDA use -> Agent.activate()
           └ agent.py        one per process: decides when to record; fork, exit and faults
               ├ cupti.py    finds and drives the process's one libcupti
+              ├ callbacks.py  CUPTI's requests for buffers, and the full ones
               ├ spool.py    raw activity buffers -> .act file
               ├ events.py   everything else -> .jsonl file
               ├ interrupts.py  exceptions of the program's signal handlers that hit a callback of ours

@@ -14,21 +14,20 @@ Every change is written to the spool as a window, so that a report can say what 
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import sys
 import time
 
 from . import ENV_CONTROL, ENV_OPTIONS, ENV_SPOOL, cupti
+from .callbacks import Callbacks
 from .control import FAREWELL_SECONDS, Control
-from .events import Events, RLock, SignalsHeld, start_new_thread
+from .events import Events, RLock, SignalsHeld
 from .interrupts import Interrupts
-from .spool import BUFFER_BYTES, Spool, SpoolFull
+from .spool import Spool
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Protocol
 
     class _Part(Protocol):
@@ -82,8 +81,7 @@ class Agent:
         self._earlier: list[Spool] = []  # of before a fork: CUPTI may still hold their buffers
         self.interrupts = Interrupts()
         # Made once and kept: CUPTI may call them for as long as the process lives.
-        self._callbacks = (cupti.REQUEST_TYPE(self._requested), cupti.COMPLETE_TYPE(self._completed))
-        self.interrupts.watch(self._requested, self._completed)
+        self._callbacks = Callbacks(self)
         self._begin()
 
     def _begin(self) -> None:
@@ -92,7 +90,7 @@ class Agent:
         self._conditions: dict[str, str] = {}  # condition -> reason
         self._state: str | None = None
         self._entered: tuple[str, str] | None = None
-        self._registered = self._activated = self._inherited = self._finished = False
+        self._registered = self._activated = self.inherited = self._finished = False
         self._began = 0.0
         self._flushes_owed = 0
         self._control: Control | None = None
@@ -116,9 +114,9 @@ class Agent:
     def activate(self) -> None:
         """Start recording: called at the process's first CUDA use."""
         with SignalsHeld(), self._lock:
-            if self._activated and not self._inherited:
+            if self._activated and not self.inherited:
                 return
-            self._activated, self._inherited = True, False
+            self._activated, self.inherited = True, False
             began = time.perf_counter_ns()
             sizes: dict[int, int] = {}
             self.spool.events.hello()
@@ -155,7 +153,7 @@ class Agent:
             if not self._lock.acquire(timeout=_PATIENCE_SECONDS):
                 return
             try:
-                if self._finished or not self._activated or self._inherited:
+                if self._finished or not self._activated or self.inherited:
                     return
                 self._finished = True
                 self._finish()
@@ -192,7 +190,7 @@ class Agent:
         inherited = self._activated and self.cupti is not None and "stopped" not in self._conditions
         self.spool = Spool(events, self.options.max_bytes)
         self._begin()
-        self._inherited = inherited
+        self.inherited = inherited
         self._activated = inherited
 
     def stop(self, reason: str) -> None:
@@ -219,7 +217,7 @@ class Agent:
                 self._conditions.pop(condition, None)
             else:
                 self._conditions[condition] = reason
-            if self.cupti is None or self._inherited or self._finished:  # remembered for activate()
+            if self.cupti is None or self.inherited or self._finished:  # remembered for activate()
                 return
             try:
                 self._apply()
@@ -227,6 +225,13 @@ class Agent:
                 self.spool.event(ev="fault", where="apply", text=str(error))
                 self._conditions["stopped"] = "fault: %s" % error
                 self._enter("stopped", self._conditions["stopped"])
+                self._let_go()
+
+    def _let_go(self) -> None:
+        try:  # a guest may be waiting for the subscription
+            self._each_part("pause")
+        except cupti.CuptiError:
+            pass
 
     def host(self, guest: str, here: bool) -> None:
         """Another profiler comes or goes; CUPTI is left alone until the last has gone."""
@@ -282,7 +287,7 @@ class Agent:
 
     def _record(self) -> None:
         if not self._registered:
-            self.driver.register(*self._callbacks)
+            self.driver.register(self._callbacks.request, self._callbacks.complete)
             self._registered = True
         refused = self.driver.enable()
         self._flushes_owed = _SETTLING_FLUSHES
@@ -296,11 +301,11 @@ class Agent:
         try:
             # CUPTI forgets what it has not yet turned into records when it is switched off: 60 ms of kernels, seen.
             self.driver.flush(forced)
+        finally:
             if self._state == "traced":
                 self.driver.disable()
                 self._count_dropped()
             self._state = state
-        finally:
             self._flush_lock.release()
 
     def _enter(self, state: str, reason: str, at: int | None = None) -> None:
@@ -317,38 +322,6 @@ class Agent:
             return
         if dropped:
             self.spool.event(ev="dropped", records=dropped)
-
-    # -- CUPTI's callbacks: no exception may leave them -----------------------------------------
-    # One of a signal handler of the program's may, though; see interrupts.py.
-
-    def _requested(self, buffer_at: int, size_at: int, records_at: int) -> None:
-        address = 0
-        try:
-            if self._inherited:
-                self._elsewhere(self.activate)
-            address = self.spool.lend()
-        except BaseException as error:
-            self.interrupts.owe(error)
-        ctypes.c_void_p.from_address(buffer_at).value = address
-        ctypes.c_size_t.from_address(size_at).value = BUFFER_BYTES if address else 0
-        ctypes.c_size_t.from_address(records_at).value = 0
-
-    def _completed(self, _context: int | None, _stream: int, buffer: int, _size: int, valid: int) -> None:
-        try:
-            self.spool.take(buffer, valid)
-        except SpoolFull as full:
-            # Disabling from inside CUPTI's worker could wait for itself: let another thread do it.
-            self._elsewhere(self.stop, str(full))
-        except BaseException as error:
-            if not self.interrupts.owe(error):
-                self.spool.event(ev="fault", where="buffer", text=str(error))
-
-    def _elsewhere(self, what: Callable[..., None], *arguments: str) -> None:
-        try:
-            with SignalsHeld():
-                start_new_thread(what, arguments)
-        except Exception:  # the interpreter is ending: so is recording
-            pass
 
     # -- parts and process --------------------------------------------------------------------
 

@@ -86,6 +86,26 @@ def test_a_flush_that_fails_ends_recording(lab: Lab, monkeypatch: pytest.MonkeyP
     assert "cuptiActivityFlushAll" in run.processes[0]["reason"]
 
 
+def test_a_flush_that_fails_still_makes_way_for_a_guest(lab: Lab) -> None:
+    run = lab.record("""
+        import ctypes, os, time, torch
+        torch.cuda.launch(10)
+        time.sleep(0.25)
+        setenv = ctypes.CDLL(None).setenv
+        setenv(b"FAKE_CUPTI_FAIL", b"flush", 1)
+        profile = torch.autograd.profiler.profile()
+        profile.__enter__()
+        setenv(b"FAKE_CUPTI_FAIL", b"", 1)
+        torch.cuda.launch(30)
+        profile.__exit__()
+        assert profile.kernels_count == 30, profile.kernels_count
+        torch.cuda.launch(30)
+        """)
+    assert run.code == 0
+    check_whole(run, 10)
+    assert run.windows()[-1][0] == "stopped"
+
+
 def test_a_flush_that_never_returns_does_not_hang_the_program(lab: Lab) -> None:
     """From some moment on; the agent's thread is in it then, and the end waits its two seconds for it."""
     run = lab.record("""
