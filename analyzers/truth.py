@@ -22,8 +22,8 @@ origin-unknown
 What it means: for part of the GPU time it is not known which call launched it, so nothing can be said about
 why the GPU waited before it.
 
-How it is found: the share of GPU time whose correlation id matches a recorded call is below the option
-``min_known_origin_share``.
+How it is found: the share of GPU time whose correlation id matches a recorded call, other than one that only waits,
+is below the option ``min_known_origin_share``.
 
 What to do: record the launch calls too (the default of ``spikeprof run``), from the start of the program.
 

@@ -9,7 +9,8 @@ Definitions, the same in every analyzer:
   Idle time outside of it is not known, and is never counted as idle.
 * **active**: per measured window, the stretch from its first to its last GPU work; its length is the *wall*
   that idle and busy shares refer to. The start-up and the rest before and after are not idle time.
-* **origin**: the call that launched a piece of work, found by (rank, correlation id).
+* **origin**: the call that launched a piece of work, found by (rank, correlation id);
+  a call that only waits launched nothing.
 * **gap**: one stretch of idle time of one device; ``derived/idle.py`` cuts gaps into classes of cause.
 """
 

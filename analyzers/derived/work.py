@@ -128,7 +128,8 @@ def device_times(trace: Trace, work: GpuWork) -> list[DeviceTime]:
 def link(trace: Trace, work: GpuWork) -> Ints:
     """Per piece of work the row of ``runtime_calls`` that launched it, -1 where unknown.
 
-    Of several calls with one id (a driver call inside a runtime call) the first to start is taken.
+    Of several calls with one id (a driver call inside a runtime call) the first to start is taken. A call that only
+    waits launched nothing: libcupti 13.0 gives its id to work of graphs that began while recording was off.
     """
     unknown = np.full(len(work.start), -1, np.int64)
     if "runtime_calls" not in trace or not len(work.start) or not trace.table("runtime_calls").num_rows:
@@ -145,7 +146,10 @@ def link(trace: Trace, work: GpuWork) -> Ints:
     keys = keys[order]
     wanted = work.rank * np.int64(high - low + 1) + (ids - low)
     place = np.minimum(np.searchsorted(keys, wanted, side="left"), len(keys) - 1)
-    return np.where((keys[place] == wanted) & ~none, order[place], unknown)
+    codes, labels = trace.codes("runtime_calls", "name")
+    waits = np.array(["Synchronize" in label for label in labels], bool)
+    found = order[place]
+    return np.where((keys[place] == wanted) & ~none & ~waits[codes[found]], found, unknown)
 
 
 def linked_share(work: GpuWork, calls: Ints) -> float | None:

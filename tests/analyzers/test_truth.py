@@ -112,6 +112,14 @@ def test_without_kernels_the_origin_of_copies_is_not_taken_for_that_of_all_work(
     assert reason(result, "known_origin_share") == "kernels were not recorded"
 
 
+def test_a_call_that_only_waits_launched_nothing():
+    kernels = [{"start_ns": 0, "end_ns": 30, "correlation_id": 1}, {"start_ns": 40, "end_ns": 50, "correlation_id": 2}]
+    calls = [{"start_ns": i, "end_ns": i + 1, "correlation_id": i + 1, "name": "cudaLaunchKernel"} for i in range(2)]
+    calls[1]["name"] = "cudaDeviceSynchronize"
+    result = Truth().analyze(tiny.trace(kernels=kernels, memory_ops=[], runtime_calls=calls))
+    assert result.metric("known_origin_share") == 0.75
+
+
 def test_a_table_that_was_not_collected_is_not_zero():
     result = Truth().analyze(tiny.trace())
     assert reason(result, "kernels_count") == "kernels were not recorded"
