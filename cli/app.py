@@ -38,8 +38,8 @@ app = typer.Typer(
 )
 # The first word that is no option of ours begins the command, with or without -- before it.
 app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
-app.command("analyze")(analyze.analyze)
-app.command("report")(report.report)
+app.command("analyze", short_help="Find what limits a recorded run; needs no GPU.")(analyze.analyze)
+app.command("report", short_help="Write one HTML file that works offline.")(report.report)
 app.command("doctor")(doctor.doctor)
 app.command("explain")(explain.explain)
 
@@ -81,7 +81,9 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
     except SpikeprofError as error:
         code = _fail(str(error), error.exit_code)
     except _ClickException as error:
-        code = _fail(f"{error.format_message()} (see `{_help_of(error)}`)", UsageError.exit_code)
+        # Some versions of Typer tell whose exception it was.
+        message = error.format_message().replace("Value error, ", "")
+        code = _fail(f"{message} (see `{_help_of(error)}`)", UsageError.exit_code)
     except BrokenPipeError:  # the reader (head, less) went away
         _abandon_stdout()
         code = EXIT_BROKEN_PIPE

@@ -19,7 +19,7 @@ def doctor(
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[-- PYTHON]",
+            metavar="-- PYTHON",
             help="The Python, or Python script, that your program starts with; it is probed, not run.",
             show_default=False,
         ),

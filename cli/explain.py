@@ -10,7 +10,9 @@ from spikeprof.profiler.errors import UsageError
 
 
 def explain(
-    rule: Annotated[str, typer.Argument(help="The rule's name, as reports print it; all rules when left out.")] = "",
+    rule: Annotated[
+        str, typer.Argument(metavar="RULE", help="The rule's name, as reports print it; all rules when left out.")
+    ] = "",
 ) -> int:
     """Explain a rule: what it means, how it is found, what to do."""
     from spikeprof.analyzers import registry

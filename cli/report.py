@@ -18,7 +18,8 @@ def report(
         ),
     ],
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="The page to write; an earlier report there is replaced.")
+        Path,
+        typer.Option("-o", "--output", metavar="FILE", help="The page to write; an earlier report there is replaced."),
     ] = Path("report.html"),
     between: Annotated[str, typer.Option(metavar="BEGIN,END", help=BETWEEN_HELP)] = "",
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = False,

@@ -26,7 +26,7 @@ _BYTES_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2*
 def run(
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- CMD…", help="The program and its arguments.", show_default=False),
+        typer.Argument(metavar="-- CMD", help="The program and its arguments.", show_default=False),
     ] = None,
     output: Annotated[
         Path | None,
@@ -48,7 +48,10 @@ def run(
         ),
     ] = "2Gi",
     max_seconds: Annotated[
-        float, typer.Option(metavar="S", help="Stop recording S seconds after the first CUDA use; 0 = no limit.")
+        float,
+        typer.Option(
+            metavar="S", help="Stop recording S seconds after the first CUDA use; 0 = no limit.", show_default="0"
+        ),
     ] = 0.0,
     graph_nodes: Annotated[
         bool, typer.Option("--graph-nodes/--no-graph-nodes", help="Note CUDA-graph nodes as they are captured.")

@@ -41,6 +41,7 @@ def test_version_and_help() -> None:
     assert run.returncode == 0
     for verb in ("analyze", "report", "doctor", "explain"):
         assert f"\n  {verb} " in run.stdout
+    assert "..." not in run.stdout.partition("Commands:")[2]  # no sentence is cut off
 
 
 def test_python_m_is_the_same_command() -> None:
@@ -59,7 +60,7 @@ def test_no_verb_prints_the_help_and_is_a_usage_error() -> None:
     [
         (["analyse"], "No such command 'analyse'"),
         (["analyze"], "Missing argument 'PATH'"),
-        (["analyze", "x", "--fail-on", "never"], "Invalid value for '--fail-on'"),
+        (["analyze", "x", "--fail-on", "never"], "Invalid value for '--fail-on': 'never' is not one of"),
         (["report", "x", "--colour"], "No such option: --colour"),
     ],
 )
