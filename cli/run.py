@@ -95,6 +95,7 @@ def _tell(outcome: Outcome, *, summary: bool) -> None:
         return
     if not outcome.traced_count:
         _say(f"not traced: {outcome.reason}; the program ran and exited with {outcome.exit_code}")
+        _say(f"a trace without GPU work is in {outcome.trace}")
     elif summary:
         try:
             _print_summary(outcome.trace)

@@ -56,9 +56,10 @@ def test_what_is_said_when_nothing_could_be_recorded(lab: Lab) -> None:
     with lab.start(PYTHON, path, options=("--libcupti", "/nonexistent.so")) as child:
         _, err = child.communicate(timeout=TIMEOUT_S)
     assert child.returncode == 3
-    (line,) = own_lines(err)[1]
+    line, where = own_lines(err)[1]
     assert line.startswith("spikeprof: not traced: activate: no libcupti found (/nonexistent.so: ")
     assert line.endswith("; the program ran and exited with 3")
+    assert where.startswith("spikeprof: a trace without GPU work is in ")
 
 
 @pytest.mark.parametrize("call", ["register", "enable"])
