@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_STATES = {"value": "fine", "problem": "a problem", "not_measured": "not measured"}
+_STATES = {"value": "fine", "problem": "a problem", "not_measured": "not measured", "note": "to know"}
 _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 #: Figures that are drawn as bars inside the cells of the same table.

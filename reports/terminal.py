@@ -33,7 +33,7 @@ _GLUE = "\ue000"
 _UNIT_GAP = re.compile(r"(?<=\d) (?=(?:[nµm]?s|min|h|%|[KMGT]?i?B|[kMGT]B/s|W|J|MHz|°C)(?:\W|$))")
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
-_MARKS = {"value": ("✓", "green"), "problem": ("!", "yellow"), "not_measured": ("?", "cyan")}
+_MARKS = {"value": ("✓", "green"), "problem": ("!", "yellow"), "not_measured": ("?", "cyan"), "note": ("·", "dim")}
 _SEVERITIES = {"critical": ("✗", "bold red"), "warning": ("!", "bold yellow"), "info": ("i", "bold blue")}
 
 

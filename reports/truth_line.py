@@ -10,7 +10,8 @@ from spikeprof.reports import format as fmt
 from spikeprof.reports.kernel_names import printable
 from spikeprof.reports.model import Report, rows
 
-State = Literal["value", "problem", "not_measured"]
+#: A note is neither good nor bad news: something to know.
+State = Literal["value", "problem", "not_measured", "note"]
 
 #: What the state of a window means, as it reads after a number of windows.
 _WINDOW_STATES = {
@@ -23,7 +24,7 @@ _WINDOW_STATES = {
 
 @dataclass(frozen=True, slots=True)
 class TruthItem:
-    """One part of the truth line: what it is about, what is known, and in which of the three states that is."""
+    """One part of the truth line: what it is about, what is known, and in which state that is."""
 
     label: str
     text: str
@@ -154,7 +155,7 @@ def _libcupti_item(report: Report, truth: Result) -> TruthItem:
     known = fmt.plural(len(what), "known fault")
     if len(what) > 3:
         what[2:] = [f"and {len(what) - 2} more in the full report"]
-    return TruthItem("libcupti", f"{shown}, {known}: {'; '.join(what)}", "value", f"{shown}, {known}")
+    return TruthItem("libcupti", f"{shown}, {known}: {'; '.join(what)}", "note", f"{shown}, {known}")
 
 
 def _clause(sentence: str) -> str:
