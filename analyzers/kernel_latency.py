@@ -53,6 +53,7 @@ from spikeprof.analyzers.derived import (
     group_percentile,
     ints,
     overlap_with,
+    parts,
     sorted_in_groups,
     total,
     union,
@@ -115,7 +116,7 @@ class KernelLatency:
             return Result(self.info.id, "not_applicable", reason="no kernel ran while recording")
         devices = device_times(trace, gpu_work(trace))
         wall = sum(d.wall_ns for d in devices)
-        table, order = _by_name(kernels, wall)
+        table, order = _by_name(kernels, devices)
         top = order[: self.top_count]
         metrics = (*_metrics(trace, kernels, devices, wall), *self._tiny_metrics(kernels))
         findings = (
@@ -255,7 +256,7 @@ def _kernels(trace: Trace) -> _Kernels:
     return _Kernels(rows, number[raw], [labels[i] for i in used], device, start, end, end - start)
 
 
-def _by_name(kernels: _Kernels, wall: int) -> tuple[Columns, Ints]:
+def _by_name(kernels: _Kernels, devices: list[DeviceTime]) -> tuple[Columns, Ints]:
     """One row per kernel name, by code; and the codes by descending total."""
     count = len(kernels.names)
     ordered, offsets = sorted_in_groups(kernels.code, kernels.length, count)
@@ -263,11 +264,13 @@ def _by_name(kernels: _Kernels, wall: int) -> tuple[Columns, Ints]:
     samples = np.diff(offsets)
     pairs, pairs_count = group_codes(kernels.code, kernels.device)  # time on one device is a union over its streams
     name_of_pair = kernels.code[first_of_groups(pairs, pairs_count)]
-    lanes = Lanes.of(pairs_count, kernels.start, kernels.end)
+    start, end, pairs = _in_active_time(kernels, pairs, devices)
+    lanes = Lanes.of(pairs_count, start, end)
     shift = lanes.shift(np.arange(pairs_count))[pairs]
     del pairs  # large, and no longer needed where memory peaks
-    covered = union(kernels.start + shift, kernels.end + shift)
-    del shift
+    covered = union(start + shift, end + shift)
+    del shift, start, end
+    wall = sum(d.wall_ns for d in devices)
     name_of_span = name_of_pair[covered.starts // lanes.stride]
     unions = ints(np.bincount(name_of_span, covered.ends - covered.starts, minlength=count))
     table: Columns = {
@@ -283,6 +286,17 @@ def _by_name(kernels: _Kernels, wall: int) -> tuple[Columns, Ints]:
         "devices_count": np.bincount(name_of_pair, minlength=count).tolist(),
     }
     return table, ints(np.argsort(-totals, kind="stable"))
+
+
+def _in_active_time(kernels: _Kernels, pairs: Ints, devices: list[DeviceTime]) -> tuple[Ints, Ints, Ints]:
+    """What of each kernel lies in its device's active time, as the wall does: starts, ends, and ``pairs`` of each."""
+    found: list[tuple[Ints, Ints, Ints]] = [(ints([]), ints([]), ints([]))]
+    for d in devices:
+        mine = np.flatnonzero(kernels.device == d.device)
+        start, end, source = parts(kernels.start[mine], kernels.end[mine], d.active)
+        found.append((start, end, pairs[mine[source]]))
+    start, end, of_pair = (np.concatenate(column) for column in zip(*found, strict=True))
+    return start, end, of_pair
 
 
 def _by_node(trace: Trace, kernels: _Kernels, most: int) -> Columns:

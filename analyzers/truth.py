@@ -37,6 +37,15 @@ run, less 1, is above the option ``max_tracing_cost_share``. The first step afte
 
 What to do: record in windows, so that the program runs undisturbed most of the time.
 
+impossible-durations
+--------------------
+What it means: work of one CUDA stream runs in order, yet some kernels last beyond later kernels of their own stream.
+Their recorded ends cannot be true, and busy time, shares and percentiles that hold them are too high.
+
+How it is found: a kernel contains the two that follow it on its stream, and no graph and no common call launched them.
+
+What to do: judge the run without those kernels, and report them to whoever made the recording.
+
 nothing-recorded
 ----------------
 What it means: a process was traced, yet no work of a GPU was seen in it. This is not an idle GPU.
@@ -65,10 +74,12 @@ from spikeprof.analyzers.base import Evidence, Finding, Info, Metric, Result, Ru
 from spikeprof.analyzers.derived import (
     Bools,
     GpuWork,
+    Ints,
     device_times,
     first_of_groups,
     gpu_work,
     group_codes,
+    ints,
     link,
     linked_share,
     total,
@@ -98,6 +109,7 @@ class Truth:
             Rule("records-set-aside", "Records that cannot be true were left out", "warning"),
             Rule("origin-unknown", "The launching call of much GPU work is unknown", "warning"),
             Rule("tracing-cost-high", "Recording slowed the program down", "warning"),
+            Rule("impossible-durations", "Kernels last beyond later work of their own stream", "warning"),
             Rule("nothing-recorded", "A traced process shows no GPU work", "critical"),
             Rule("process-not-traced", "A process could not be recorded", "warning"),
         ),
@@ -119,6 +131,7 @@ class Truth:
         findings = (
             *self._of_records(trace, values),
             *self._of_limits(values),
+            *_of_durations(trace),
             *_of_processes(trace, values, processes),
         )
         tables = {
@@ -170,6 +183,38 @@ class Truth:
             action = "Record in windows (--window ON,OFF) so that most steps run untraced."
             findings.append(Finding("tracing-cost-high", "warning", {}, evidence, action))
         return findings
+
+
+def _of_durations(trace: Trace) -> list[Finding]:
+    """Kernels that contain the next two of their own stream, though none of the three belongs to a graph."""
+    if "kernels" not in trace:
+        return []
+    direct = np.flatnonzero(trace.column("kernels", "graph_node_id") == 0)
+    columns = (trace.column("kernels", name)[direct] for name in ("rank", "device", "context_id", "stream"))
+    streams, _ = group_codes(*columns)
+    start = trace.column("kernels", "start_ns")[direct]
+    order = np.lexsort((start, streams)) if np.any(np.diff(start) < 0) else np.argsort(streams, kind="stable")
+    streams, start, rows = streams[order], start[order], direct[order]
+    end, call = trace.column("kernels", "end_ns")[rows], trace.column("kernels", "correlation_id")[rows]
+    first, second, third = slice(None, -2), slice(1, -1), slice(2, None)
+    contains = (streams[first] == streams[third]) & (start[first] < start[second]) & (start[third] < end[third])
+    contains &= (end[first] >= end[third]) & (end[first] >= end[second]) & (start[second] < end[second])
+    contains &= (call[first] != call[second]) & (call[first] != call[third])  # old files name no graphs
+    if not contains.any():
+        return []
+    length = end - start
+    which = np.flatnonzero(contains)
+    worst = rows[which[np.argmax(length[which])]]
+    codes, names = trace.codes("kernels", "name")
+    whole = int(np.maximum(trace.column("kernels", "end_ns") - trace.column("kernels", "start_ns"), 0).sum())
+    evidence = (
+        Evidence("impossible_durations_count", len(which), 0, "none expected"),
+        Evidence("gpu_time_share", int(length[which].sum()) / whole),
+        Evidence("longest_ns", int(length[which].max())),
+    )
+    where = {"kernel": names[codes[worst]], "device": int(trace.column("kernels", "device")[worst])}
+    action = "Judge the run without these kernels: their recorded ends cannot be true."
+    return [Finding("impossible-durations", "warning", where, evidence, action)]
 
 
 def _step_metrics(trace: Trace, fewest: int) -> list[Metric]:
@@ -246,10 +291,15 @@ def _recorded_metrics(trace: Trace) -> list[Metric]:
         reason = trace.damaged.get("windows", "the source of this trace does not say when it recorded")
         return [Metric("recorded_share", None, reason)]
     codes, labels = trace.codes("windows", "state")
-    length = trace.column("windows", "end_ns") - trace.column("windows", "start_ns")
+    length = _window_lengths(trace)
     whole = int(length.sum())
     on = int(length[np.isin(codes, [i for i, s in enumerate(labels) if s == "traced"])].sum())
     return [Metric("recorded_share", on / whole if whole else None, "" if whole else "no process used the GPU")]
+
+
+def _window_lengths(trace: Trace) -> Ints:
+    """In ns; one that ends before it starts covers nothing."""
+    return ints(np.maximum(trace.column("windows", "end_ns") - trace.column("windows", "start_ns"), 0))
 
 
 def _unmeasured_windows(trace: Trace) -> Columns:
@@ -258,7 +308,7 @@ def _unmeasured_windows(trace: Trace) -> Columns:
     if "windows" not in trace:
         return {name: [] for name in columns}
     (states, state_names), (reasons, reason_names) = trace.codes("windows", "state"), trace.codes("windows", "reason")
-    length = trace.column("windows", "end_ns") - trace.column("windows", "start_ns")
+    length = _window_lengths(trace)
     groups, count = group_codes(states, reasons)
     totals = np.bincount(groups, length, minlength=count).tolist()
     counts = np.bincount(groups, minlength=count).tolist()

@@ -20,6 +20,13 @@ from spikeprof.profiler.schema import TABLES
 COLLECTOR_STATES = ("ok", "degraded", "refused", "off")
 
 
+#: A time so far from the session's start (104 days) is none: sums of ns are exact below it, also as float64.
+FURTHEST_NS = 2**53
+
+#: Where a null says that a number is unknown.
+_NULLABLE = ("devices",)
+
+
 @dataclass(frozen=True, slots=True)
 class CollectorNote:
     """What one collector did: the part of the manifest that says what was *not* measured and why."""
@@ -96,11 +103,16 @@ class Trace:
         return np.asarray(data.indices).astype(np.int32, copy=False), data.dictionary.to_pylist()
 
     def sound(self) -> Trace:
-        """The same trace without the tables whose damage shows only on reading them; they are named as damaged."""
+        """The same trace without the tables whose damage shows only on reading them; they are named as damaged.
+
+        So are those whose rows cannot be true. What we record or import has such rows set aside one by one; this is
+        for tables that come from elsewhere.
+        """
         damaged = dict(self.damaged)
         for name in self.tables:
             try:
-                self.table(name)
+                if fault := _fault(self.table(name), name):
+                    damaged[name] = fault
             except DamagedTrace as error:
                 damaged[name] = str(error)
         kept = {name: partial(self.table, name) for name in self.tables if name not in damaged}
@@ -128,6 +140,19 @@ class Trace:
         if "windows" not in self.tables:
             kept["windows"] = partial(_one_window, self, start_ns, end_ns)
         return replace(self, tables=MappingProxyType(kept))
+
+
+def _fault(table: pa.Table, name: str) -> str:
+    """What makes it impossible to work with the table, or empty."""
+    for column in table.column_names:
+        values = table.column(column)
+        if values.null_count and name not in _NULLABLE:
+            return f"{values.null_count} row(s) of the table {name!r} have no value in the column {column!r}"
+        if column.endswith("_ns") and len(values):
+            extremes = pc.min_max(values).as_py()
+            if max(-extremes["min"], extremes["max"]) > FURTHEST_NS:
+                return f"times in the table {name!r} cannot be on the session's clock: see its column {column!r}"
+    return ""
 
 
 def _between(trace: Trace, name: str, key: str, start_ns: int, end_ns: int) -> pa.Table:

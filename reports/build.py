@@ -114,9 +114,10 @@ def _energy(trace: Trace) -> dict[int, float]:
     codes, metrics = trace.codes("samples", "metric")
     if "energy_j" not in metrics:
         return {}
-    mine = codes == metrics.index("energy_j")
+    mine = np.isin(codes, [i for i, name in enumerate(metrics) if name == "energy_j"])
+    mine &= np.isfinite(trace.column("samples", "value"))
     device, value = trace.column("samples", "device")[mine], trace.column("samples", "value")[mine]
-    return {int(d): float(np.nanmax(value[device == d]) - np.nanmin(value[device == d])) for d in np.unique(device)}
+    return {int(d): float(np.ptp(value[device == d])) for d in np.unique(device)}
 
 
 def _windows(trace: Trace) -> PlainTable | None:

@@ -41,12 +41,15 @@ def table(name: str, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
         values = [row.get(column.name, i if column.name == own_id else default) for i, row in enumerate(rows)]
         unknown = {k for row in rows for k in row} - set(spec.arrow.names)
         assert not unknown, f"no such columns in {name}: {unknown}"
-        columns[column.name] = (
-            pa.array(values, pa.string()).dictionary_encode()
-            if pa.types.is_dictionary(column.type)
-            else pa.array(values, column.type)
-        )
+        columns[column.name] = table_column(values, column.type)
     return pa.table(columns).cast(spec.arrow)
+
+
+def table_column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """The values as one column of a table."""
+    if pa.types.is_dictionary(kind):
+        return pa.array(values, pa.string()).dictionary_encode()
+    return pa.array(values, kind)
 
 
 def trace(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from spikeprof.profiler.errors import ForeignFile
@@ -57,6 +58,8 @@ _ALWAYS = ("processes", "devices", "kernels", "memory_ops", "runtime_calls")
 #: A start of exactly 0 that lies this far before all others is no time but a record never filled in.
 _ZERO_GAP_NS = 3600 * NS_PER_S
 _MAX_US = Decimal(2**62) / 1000
+#: An event that begins or ends this far (52 days) from the middle one was not recorded with it.
+_FURTHEST_NS = 2**52
 
 
 def read_kineto(path: Path) -> Trace:
@@ -192,10 +195,21 @@ def _on_one_clock(gathered: _Gathered) -> tuple[dict[str, pa.Table], int, int]:
         gathered.set_aside["start is 0"] += len(every) - len(timed)
         tables = {name: t.filter(pa.array(t.column("start_ns").to_numpy() != 0)) for name, t in tables.items()}
         every = timed
-    origin = int(every.min())
-    end = max(int(t.column("end_ns").to_numpy().max()) for t in tables.values() if len(t))
+    middle = int(np.partition(every, len(every) // 2)[len(every) // 2])
+    near = {name: _near(t, middle) for name, t in tables.items()}
+    far_count = sum(int((~kept).sum()) for kept in near.values())
+    if far_count:
+        gathered.set_aside["time out of range"] += far_count
+        tables = {name: t.filter(pa.array(near[name])) for name, t in tables.items()}
+    origin = min((int(t.column("start_ns").to_numpy().min()) for t in tables.values() if len(t)), default=0)
+    end = max((int(t.column("end_ns").to_numpy().max()) for t in tables.values() if len(t)), default=0)
     tables.pop("", None)
     return {name: kineto_columns.shifted(t, origin) for name, t in tables.items()}, origin, end
+
+
+def _near(table: pa.Table, middle: int) -> npt.NDArray[np.bool_]:
+    start, end = table.column("start_ns").to_numpy(), table.column("end_ns").to_numpy()
+    return np.asarray((start > middle - _FURTHEST_NS) & (end < middle + _FURTHEST_NS))
 
 
 def _gpu_events(tables: dict[str, pa.Table]) -> int:

@@ -71,9 +71,9 @@ def _plain(value: Any) -> str:
 
 
 def _number(value: Any) -> int:
-    if isinstance(value, str) and value.isdigit():
+    if isinstance(value, str) and value.isdecimal() and len(value) < 20:
         return int(value)
-    return value if isinstance(value, int) else 0
+    return value if type(value) is int else 0
 
 
 def cuda_version(value: Any) -> str:
@@ -91,7 +91,8 @@ def hip_version(value: Any) -> str:
 def devices(head: Head, rank: int, tables: Mapping[str, pa.Table]) -> pa.Table:
     """The devices table: every GPU that the file describes, and those that did work without being described."""
     stated = head.device_properties if isinstance(head.device_properties, list) else []
-    described = {p["id"]: p for p in stated if isinstance(p, dict) and isinstance(p.get("id"), int) and p["id"] >= 0}
+    numbered = [(p.get("id"), p) for p in stated if isinstance(p, dict)]
+    described = {number: p for number, p in numbered if type(number) is int and 0 <= number < 2**31}
     working = [tables[n].column("device").to_numpy() for n in ("kernels", "memory_ops") if n in tables]
     ids = sorted({*described, *(int(d) for d in np.unique(np.concatenate(working)))} if working else described)
     rows = [_device(rank, device, described.get(device, {})) for device in ids]
@@ -109,7 +110,7 @@ def _device(rank: int, device: int, stated: Mapping[str, Any]) -> dict[str, Any]
         "uuid": "",
         "name": name,
         "sm_arch": _arch(stated),
-        "sm_count": _positive(stated, ("numSms",)),
+        "sm_count": min(_positive(stated, ("numSms",)) or 0, 2**31 - 1) or None,
         "l2_bytes": int(cache.value) if cache else None,
         "mem_bytes": _positive(stated, ("totalGlobalMem",)),
         "mem_peak_bytes_per_s": peak.value if peak else None,
@@ -126,5 +127,4 @@ def _arch(stated: Mapping[str, Any]) -> str:
 
 
 def _positive(stated: Mapping[str, Any], names: Sequence[str]) -> int | None:
-    found = next((stated[n] for n in names if isinstance(stated.get(n), int) and stated[n] > 0), None)
-    return int(found) if found is not None else None
+    return next((stated[n] for n in names if type(stated.get(n)) is int and 0 < stated[n] < 2**63), None)

@@ -229,3 +229,13 @@ def test_dominant_kernel():
     assert finding.evidence[0].value == 0.51
     half = [kernel(0, 50_000, "attention"), kernel(50_000, 100_000, "gemm")]
     assert rules(KernelLatency().analyze(trace(half))) == []
+
+
+def test_the_share_of_the_wall_counts_recorded_time_only():
+    """A kernel that runs on while recording is off has no more of the wall than there is."""
+    windows = [{"start_ns": 0, "end_ns": 100}, {"start_ns": 100, "end_ns": 10_000, "state": "off"}]
+    kernels = [{"start_ns": 50, "end_ns": 9_000, "name": "long"}, {"start_ns": 0, "end_ns": 25, "name": "short"}]
+    trace = tiny.trace(kernels=sorted(kernels, key=lambda k: k["start_ns"]), memory_ops=[], windows=windows)
+    table = KernelLatency().analyze(trace).tables["kernels"]
+    assert dict(zip(table["name"], table["wall_share"], strict=True)) == {"long": 0.5, "short": 0.25}
+    assert dict(zip(table["name"], table["total_ns"], strict=True)) == {"long": 8_950, "short": 25}

@@ -240,3 +240,44 @@ def test_the_library_that_each_process_used_counts_before_the_manifest():
     table = Truth().analyze(tiny.trace(processes=rows)).tables["libcupti_faults"]
     assert set(table["libcupti_version"]) == {"130101"}
     assert set(Truth().analyze(tiny.trace()).tables["libcupti_faults"]["libcupti_version"]) == {"130001"}
+
+
+def in_a_row(count: int = 10) -> list[dict[str, Any]]:
+    return [{"start_ns": 10 * i, "end_ns": 10 * i + 8, "correlation_id": i + 1, "name": f"k{i}"} for i in range(count)]
+
+
+def test_a_kernel_that_outlasts_later_work_of_its_stream_is_told():
+    kernels = in_a_row()
+    kernels[2]["end_ns"] = 78  # the end of k7
+    kernels[5]["end_ns"] = 68  # k5 contains k6 alone: a dependent launch may begin early
+    (found,) = (f for f in Truth().analyze(tiny.trace(kernels=kernels)).findings if f.rule == "impossible-durations")
+    assert found.scope == {"kernel": "k2", "device": 0}
+    assert {e.metric: e.value for e in found.evidence} == {
+        "impossible_durations_count": 1,
+        "gpu_time_share": 58 / (8 * 8 + 58 + 18),
+        "longest_ns": 58,
+    }
+
+
+@pytest.mark.parametrize("column", ["stream", "context_id", "device", "rank", "graph_node_id"])
+def test_work_beside_that_of_another_stream_or_in_a_graph_is_possible(column: str):
+    kernels = in_a_row()
+    kernels[2] |= {"end_ns": 78, column: 3}
+    assert "impossible-durations" not in {f.rule for f in Truth().analyze(tiny.trace(kernels=kernels)).findings}
+
+
+def test_kernels_of_one_call_are_those_of_a_graph_that_the_source_does_not_name():
+    kernels = [{**kernel, "correlation_id": 1} for kernel in in_a_row()]
+    kernels[2]["end_ns"] = 78
+    assert "impossible-durations" not in {f.rule for f in Truth().analyze(tiny.trace(kernels=kernels)).findings}
+
+
+def test_a_window_that_ends_before_it_starts_covers_nothing():
+    windows = [
+        {"start_ns": 0, "end_ns": 30, "state": "traced"},
+        {"start_ns": 30, "end_ns": 40, "state": "off"},
+        {"start_ns": 900, "end_ns": 100, "state": "off"},
+    ]
+    result = Truth().analyze(tiny.trace(windows=windows))
+    assert result.metric("recorded_share") == 0.75
+    assert result.tables["not_measured_windows"]["total_ns"] == [10]

@@ -331,3 +331,26 @@ def test_more_events_than_one_chunk_keep_their_names(tmp_path: Path, monkeypatch
     monkeypatch.setattr("spikeprof.profiler.importers.chrome._CHUNK_EVENTS", 2)
     trace = read(tmp_path, [kernel(f"k{i % 3}", 10 - i, 1, grid=[i, 1, 1]) for i in range(7)])
     assert rows(trace, "kernels", "name", "grid_x") == [(f"k{i % 3}", i) for i in reversed(range(7))]
+
+
+def test_events_far_from_all_others_are_set_aside(tmp_path: Path) -> None:
+    events = [kernel("k", 1e9 + 10 * i, 5) for i in range(9)]
+    trace = read(tmp_path, [*events, kernel("early", -5e12, 5), kernel("late", 9e12, 5), kernel("endless", 1e9, 5e12)])
+    assert trace.table("kernels").num_rows == 9
+    assert trace.manifest.duration_ns == 85_000
+    assert trace.manifest.collectors["kineto"].set_aside_reasons == {"time out of range": 3}
+
+
+@pytest.mark.parametrize("number", [True, 2**31, 2**63, 2**64, -1, "1", None, 1.5, []])
+def test_a_device_described_by_what_is_no_number_is_not_one(tmp_path: Path, number: Any) -> None:
+    stated = [{"id": number, "name": "X"}, {"id": 0, "name": "Y", "numSms": number, "totalGlobalMem": number}]
+    trace = read(tmp_path, [kernel("k", 1, 1)], deviceProperties=stated)
+    (device,) = trace.table("devices").to_pylist()
+    assert (device["device"], device["name"]) == (0, "Y")
+    assert device["mem_bytes"] in (None, number)
+
+
+@pytest.mark.parametrize("version", ["²", "9" * 5000, True, "12040"])
+def test_a_version_that_is_no_number_is_left_out(tmp_path: Path, version: Any) -> None:
+    trace = read(tmp_path, [kernel("k", 1, 1)], cuda_runtime_version=version)
+    assert trace.manifest.versions.get("cuda", "") == ("12.4" if version == "12040" else "")

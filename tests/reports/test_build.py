@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import tiny
 
 from spikeprof.analyzers.base import Info, Result
 from spikeprof.profiler.errors import DamagedTrace
+from spikeprof.profiler.schema import TABLES
 from spikeprof.profiler.trace import Trace
 from spikeprof.reports import build
 from spikeprof.reports.build import build_report
@@ -162,3 +165,40 @@ def test_energy_is_the_rise_of_a_counter() -> None:
     report = build_report(trace, "t", [])
     assert report.tables["devices"]["energy_j"] == [250.5, 0.0, None]
     assert report.tables["samples"]["value"] == []
+
+
+def test_energy_of_readings_that_failed_is_left_out() -> None:
+    values = [(0, 5.0), (0, float("nan")), (0, 7.5), (1, float("nan")), (2, float("inf")), (2, 1.0)]
+    samples = [{"device": d, "t_ns": i, "metric": "energy_j", "value": v} for i, (d, v) in enumerate(values)]
+    devices = [{"device": d} for d in range(3)]
+    table = build_report(tiny.trace(devices=devices, samples=samples), "t").tables["devices"]
+    assert table["energy_j"] == [2.5, None, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value", "why"),
+    [
+        ("kernels", "end_ns", 2**62, "cannot be on the session's clock"),
+        ("kernels", "device", None, "have no value in the column 'device'"),
+        ("windows", "start_ns", -(2**63), "cannot be on the session's clock"),
+        ("windows", "state", None, "have no value in the column 'state'"),
+        ("processes", "command", None, "have no value in the column 'command'"),
+        ("samples", "device", None, "have no value in the column 'device'"),
+    ],
+)
+def test_a_table_that_cannot_be_true_is_damaged_and_the_rest_is_read(
+    table: str, column: str, value: int | None, why: str
+) -> None:
+    whole = {name: [{}] for name in ("memory_ops", "runtime_calls", "windows", "processes", "samples")}
+    kernels = [{"start_ns": 0, "end_ns": 5}, {"start_ns": 7, "end_ns": 9}]
+    trace = tiny.trace(**{**whole, "kernels": kernels})
+    spec = TABLES[table].arrow.field(column)
+    rows = trace.table(table).to_pylist()
+    rows[0][column] = value
+    broken = pa.table({f.name: tiny.table_column([r[f.name] for r in rows], f.type) for f in TABLES[table].arrow})
+    assert broken.schema.field(column).type == spec.type
+    report = build_report(dataclasses.replace(trace, tables={**trace.tables, table: broken}), "t")
+    assert "error" not in {r.status for r in report.results}
+    damaged = report.results[0].tables["damaged_tables"]
+    assert damaged["table"] == [table]
+    assert why in damaged["reason"][0]
