@@ -15,7 +15,7 @@ import ctypes
 import json
 import os
 
-from .events import SignalsHeld, allocate_lock, start_new_thread
+from .events import SignalsHeld, above_standard, allocate_lock, start_new_thread
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Control:
             self._fd = -1
             self._agent.spool.event(ev="note", text="no line to the supervisor: %s" % error)
             return False
-        self._fd, self._buffer = line.detach(), b""
+        self._fd, self._buffer = above_standard(line.detach()), b""
         return self._send(pid=os.getpid(), spool=os.path.basename(self._agent.spool.events.stem))
 
     def _run(self) -> None:

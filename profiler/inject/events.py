@@ -13,7 +13,7 @@ import time
 from _signal import SIG_BLOCK, SIG_SETMASK, pthread_sigmask, valid_signals  # type: ignore[import-not-found]
 from _thread import RLock, allocate_lock, get_ident, start_new_thread
 
-__all__ = ["Events", "RLock", "SignalsHeld", "allocate_lock", "get_ident", "start_new_thread"]
+__all__ = ["Events", "RLock", "SignalsHeld", "above_standard", "allocate_lock", "get_ident", "start_new_thread"]
 
 TYPE_CHECKING = False  # importing typing would cost every process some milliseconds
 if TYPE_CHECKING:
@@ -39,6 +39,19 @@ class SignalsHeld:
     def __exit__(self, *_: object) -> None:
         """Put the old mask back; what came in between is delivered now."""
         pthread_sigmask(SIG_SETMASK, self._before)
+
+
+def above_standard(file: int) -> int:
+    """The open file under a number from 3 on: where a program has closed 0, 1 or 2 it does not expect ours there."""
+    low = []
+    try:
+        while file <= 2:
+            low.append(file)
+            file = os.dup(file)
+    finally:
+        for number in low:
+            os.close(number)
+    return file
 
 
 class Events:
@@ -92,7 +105,8 @@ class Events:
 
     def _write(self, data: bytes) -> bool:
         try:
-            file = os.open(self.stem + ".jsonl", os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+            file = above_standard(os.open(self.stem + ".jsonl", flags, 0o600))
         except OSError:
             return False
         try:

@@ -15,7 +15,7 @@ import struct
 import time
 
 from . import FRAME_FORMAT, FRAME_HEADER_BYTES, FRAME_MAGIC
-from .events import RLock
+from .events import RLock, above_standard
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -126,7 +126,8 @@ class Spool:
 
     def _open(self) -> None:
         path = self.events.stem + ".act"
-        self._fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+        self._fd = above_standard(os.open(path, flags, 0o600))
         if os.lseek(self._fd, 0, os.SEEK_END) != self.bytes_written:
             raise OSError(errno.ENOENT, "removed")
 
