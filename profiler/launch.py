@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -44,17 +44,26 @@ def run(command: Sequence[str], env: Mapping[str, str]) -> int:
     previous: dict[int, object] = {}
     # Handlers must stand before the child does, or a signal in between would be lost on it.
     child: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
 
     def forward(number: int, _frame: FrameType | None) -> None:
-        if child and child[0].poll() is None:
+        if not child:
+            early.append(number)
+        elif child[0].poll() is None:
             child[0].send_signal(number)
 
     for number in (*_FORWARDED, signal.SIGINT):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup: the child is to ignore it, too
             by_terminal = number == signal.SIGINT and _has_terminal()
             previous[number] = signal.signal(number, (lambda *_: None) if by_terminal else forward)
+    # Where children are ignored the system keeps no exit code of theirs: wait for ours, and let it ignore its own.
+    ignores_children = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+    if ignores_children:
+        previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        child.append(_start(command, env))
+        child.append(_start(command, env, _ignore_children if ignores_children else None))
+        for number in early:
+            forward(number, None)
         code = child[0].wait()
     finally:
         for number, handler in previous.items():
@@ -70,11 +79,17 @@ def _has_terminal() -> bool:
     return True
 
 
-def _start(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _ignore_children() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+
+def _start(
+    command: Sequence[str], env: Mapping[str, str], prepare: Callable[[], None] | None
+) -> subprocess.Popen[bytes]:
     name = command[0]
     try:
         # Descriptors that we were started with are the child's; ours close themselves.
-        return subprocess.Popen(list(command), env=dict(env), close_fds=False)
+        return subprocess.Popen(list(command), env=dict(env), close_fds=False, preexec_fn=prepare)  # noqa: PLW1509 (rare)
     except FileNotFoundError as error:
         if Path(name).exists():  # a script whose interpreter is missing
             raise CommandNotExecutable(

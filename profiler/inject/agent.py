@@ -160,8 +160,8 @@ class Agent:
                 control = self._control
             finally:
                 self._lock.release()
-        if control is not None:  # outside the lock: its thread may need it
-            control.farewell()
+            if control is not None:  # outside the lock: its thread may need it
+                control.farewell()
 
     def _finish(self) -> None:
         began = time.perf_counter_ns()

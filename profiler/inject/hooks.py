@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _events: "Events"
 _agent: "Optional[Agent]" = None
 _making = allocate_lock()
+_ENDINGS_MAX = 100  # a timer may raise again and again
 _passed_over = False  # a CUDA package was imported, and not taken for the first CUDA use
 
 
@@ -52,6 +53,16 @@ def the_agent() -> "Agent":
 
 
 def _finish() -> None:
+    # A signal handler of the program may raise here. Nobody is left to catch that, and our end must be whole.
+    for _ in range(_ENDINGS_MAX):
+        try:
+            _end()
+            break
+        except BaseException:
+            pass
+
+
+def _end() -> None:
     if _agent is not None:
         _agent.finish()
     if _passed_over and not (_agent is not None and _agent.activated) and _cuda_is_on():
