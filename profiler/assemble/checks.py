@@ -64,7 +64,7 @@ def _began_while_traced(start: npt.NDArray[np.uint64], process: ProcessSpool) ->
     libcupti 13.0 goes on recording a graph that it has prepared, under one wrong correlation id, after the first
     time it is switched off; and work launched while it was on may begin later.
     """
-    if not process.windows:
+    if not process.clock_held:
         return np.ones(len(start), bool)
     window = np.searchsorted(np.array([at for at, _, _ in process.windows], np.uint64), start, side="right") - 1
     traced = np.array([state == "traced" for _, state, _ in process.windows])
@@ -83,7 +83,7 @@ def _crosses_a_pause(
         for (_, state, _), (at, following, _) in itertools.pairwise(process.windows)
         if state == "traced" and following in ("clean", "off", "yielded")
     ]
-    if not pauses:
+    if not pauses or not process.clock_held:
         return np.zeros(len(start), bool)
     limits = np.array([*pauses, np.iinfo(np.int64).max], np.uint64)
     return np.asarray(end > limits[np.searchsorted(limits[:-1], start, side="right")])

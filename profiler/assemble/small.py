@@ -184,6 +184,8 @@ def notes_of(processes: Sequence[ProcessSpool]) -> list[str]:
     """What the agents noted, each sentence once, and what of their notes could not be read."""
     notes = list(dict.fromkeys(note for process in processes for note in process.notes))
     for process in processes:
+        if process.windows and not process.clock_held:
+            notes.append(f"the clock was set back while process {process.pid} was recorded: its times are uncertain")
         if process.damaged_lines:
             notes.append(f"{process.damaged_lines} line(s) of the event file of process {process.pid} are damaged")
     return notes

@@ -56,6 +56,12 @@ class ProcessSpool:
         return any(state == "traced" for _, state, _ in self.windows) or self.records.exists()
 
     @property
+    def clock_held(self) -> bool:
+        """Whether its windows come one after another: else the clock was set back, and cannot tell what they hold."""
+        times = [at for at, _, _ in self.windows]
+        return bool(times) and times == sorted(times)
+
+    @property
     def records(self) -> Path:
         """The file of raw activity buffers; absent when nothing was recorded."""
         return self.stem.with_name(self.stem.name + ".act")

@@ -17,12 +17,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 
 from . import ENV_CONTROL, ENV_OPTIONS, ENV_SPOOL, cupti
 from .callbacks import Callbacks
 from .control import FAREWELL_SECONDS, Control
-from .events import Events, RLock, SignalsHeld
+from .events import Clock, Events, RLock, SignalsHeld
 from .interrupts import Interrupts
 from .spool import Spool
 
@@ -117,13 +116,13 @@ class Agent:
             if self._activated and not self.inherited:
                 return
             self._activated, self.inherited = True, False
-            began = time.perf_counter_ns()
+            began = Clock.perf_counter_ns()
             sizes: dict[int, int] = {}
             self.spool.events.hello()
             try:
                 self._finish_in_workers()
                 self.cupti = self.cupti or cupti.Cupti(self.options.libcupti)
-                self._began = time.monotonic()
+                self._began = Clock.monotonic()
                 if self.options.capture_range:
                     self._conditions["range"] = "before cudaProfilerStart"
                 self._start_parts()
@@ -144,7 +143,7 @@ class Agent:
                 version=self._version(),
                 sizes=sizes,
                 torch=getattr(sys.modules.get("torch"), "__version__", None),
-                cost_ns=time.perf_counter_ns() - began,
+                cost_ns=Clock.perf_counter_ns() - began,
             )
 
     def finish(self) -> None:
@@ -164,7 +163,7 @@ class Agent:
                 control.farewell()
 
     def _finish(self) -> None:
-        began = time.perf_counter_ns()
+        began = Clock.perf_counter_ns()
         try:
             if self.cupti is not None:
                 self._each_part("finish")
@@ -174,7 +173,7 @@ class Agent:
             self._enter("stopped", _ENDED)
         except Exception as error:
             self.fault("finish", error)
-        self.spool.event(ev="finished", cost_ns=time.perf_counter_ns() - began)
+        self.spool.event(ev="finished", cost_ns=Clock.perf_counter_ns() - began)
 
     def forked(self, events: Events) -> None:
         """In a forked child: nothing of the parent's recording may be touched, its own may begin.
@@ -245,7 +244,7 @@ class Agent:
             return None
         self._flush()
         waits = [FLUSH_SECONDS]
-        age = time.monotonic() - self._began
+        age = Clock.monotonic() - self._began
         if self.options.max_seconds:
             if age >= self.options.max_seconds:
                 self.stop("--max-seconds %g reached" % self.options.max_seconds)
@@ -280,7 +279,7 @@ class Agent:
             elif state not in _HANDS_OFF and was in _HANDS_OFF:
                 self._each_part("resume")
         # A traced window holds all that may have been recorded: from before CUPTI is on until after it is off.
-        began = time.time_ns()
+        began = Clock.unix_ns()
         if state == "traced" and state != was:
             self._record()
         self._enter(state, self._conditions.get(state, ""), began)
@@ -312,7 +311,7 @@ class Agent:
         if (state, reason) != self._entered:
             self._entered = (state, reason)
             shown = "off" if state == "range" else state
-            self.spool.event(ev="window", state=shown, reason=reason, t=at or time.time_ns())
+            self.spool.event(ev="window", state=shown, reason=reason, t=at or Clock.unix_ns())
         self._state = state
 
     def _count_dropped(self) -> None:

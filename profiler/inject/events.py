@@ -13,7 +13,16 @@ import time
 from _signal import SIG_BLOCK, SIG_SETMASK, pthread_sigmask, valid_signals  # type: ignore[import-not-found]
 from _thread import RLock, allocate_lock, get_ident, start_new_thread
 
-__all__ = ["Events", "RLock", "SignalsHeld", "above_standard", "allocate_lock", "get_ident", "start_new_thread"]
+__all__ = [
+    "Clock",
+    "Events",
+    "RLock",
+    "SignalsHeld",
+    "above_standard",
+    "allocate_lock",
+    "get_ident",
+    "start_new_thread",
+]
 
 TYPE_CHECKING = False  # importing typing would cost every process some milliseconds
 if TYPE_CHECKING:
@@ -23,6 +32,17 @@ if TYPE_CHECKING:
 _UNWRITTEN_MAX = 256
 
 _SIGNALS = valid_signals()
+
+
+class Clock:
+    """The clocks as they are when the interpreter starts: a program may stop or turn those in ``time``.
+
+    In a class: freezegun replaces them wherever a module holds them.
+    """
+
+    unix_ns = staticmethod(time.time_ns)
+    monotonic = staticmethod(time.monotonic)
+    perf_counter_ns = staticmethod(time.perf_counter_ns)
 
 
 class SignalsHeld:
@@ -60,7 +80,7 @@ class Events:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         # Two lives of one pid (exec, or a recycled number) must not meet.
-        self.stem = os.path.join(folder, "%d-%d" % (os.getpid(), time.time_ns()))
+        self.stem = os.path.join(folder, "%d-%d" % (os.getpid(), Clock.unix_ns()))
         self._lock = RLock()
         self._unwritten: "list[str]" = []
         self._said_hello = False
@@ -74,7 +94,7 @@ class Events:
         self._append(
             '{"ev":"hello","t":%d,"pid":%d,"ppid":%d,"python":"%d.%d.%d","rank":%s,"argv":[%s]}'
             % (
-                time.time_ns(),
+                Clock.unix_ns(),
                 os.getpid(),
                 os.getppid(),
                 *sys.version_info[:3],
@@ -88,7 +108,7 @@ class Events:
         import json
 
         try:
-            fields.setdefault("t", time.time_ns())
+            fields.setdefault("t", Clock.unix_ns())
             self._append(json.dumps(fields, separators=(",", ":"), ensure_ascii=False))
         except (ValueError, TypeError):
             pass

@@ -7,10 +7,9 @@ was created at capture. Callbacks fire at capture and instantiation only, never 
 from __future__ import annotations
 
 import ctypes
-import time
 
 from . import cbids, cupti
-from .events import RLock
+from .events import Clock, RLock
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ class Subscription:
         source = driver.graph_node_id(graph.original_node) if cbid == _NODE_CLONED and graph.original_node else 0
         owner = driver.graph_id(graph.graph) if graph.graph else 0
         with self._nodes_lock:
-            self._nodes.append([driver.graph_node_id(graph.node), source, owner, time.time_ns()])
+            self._nodes.append([driver.graph_node_id(graph.node), source, owner, Clock.unix_ns()])
             full = len(self._nodes) >= _BATCH
         if full:
             self._write_nodes()

@@ -12,10 +12,9 @@ import errno
 import mmap
 import os
 import struct
-import time
 
 from . import FRAME_FORMAT, FRAME_HEADER_BYTES, FRAME_MAGIC
-from .events import RLock, above_standard
+from .events import Clock, RLock, above_standard
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ class Spool:
             if self.max_bytes and self.bytes_written + total > self.max_bytes:
                 self._close()
                 raise SpoolFull("--max-bytes %d reached" % self.max_bytes)
-            struct.pack_into(FRAME_FORMAT, view, 0, FRAME_MAGIC, size, time.time_ns(), self._sequence)
+            struct.pack_into(FRAME_FORMAT, view, 0, FRAME_MAGIC, size, Clock.unix_ns(), self._sequence)
             self._sequence += 1
             try:
                 if self._fd == _NOT_OPEN or not self._is_ours():

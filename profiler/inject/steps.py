@@ -8,8 +8,9 @@ hooks are taken out. Times run from one step's event to the next one's: host wor
 from __future__ import annotations
 
 import sys
-import time
 from collections import deque
+
+from .events import Clock
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Steps:
             event = cuda.Event(enable_timing=True)
             event.record()
             traced = self._agent._state == "traced"
-            self._pending.append((kind, traced, time.time_ns(), event))
+            self._pending.append((kind, traced, Clock.unix_ns(), event))
             if not traced and self._agent._state == "clean":
                 self._clean += 1
             if len(self._pending) > 4 * _SETTLE_STEPS:

@@ -257,6 +257,17 @@ def test_work_in_flight_when_recording_paused_is_set_aside(tmp_path: Path) -> No
     ]
 
 
+def test_a_clock_that_was_set_back_costs_no_record_and_is_told(tmp_path: Path) -> None:
+    """The last window seems to begin before the first: nothing can be said of what lies in which."""
+    lines = events()
+    lines[-2]["t"] = lines[-1]["t"] = T0 - 3_600 * 10**9
+    write(tmp_path / "spool", frames=[frame(_kernel(1000, 1900) + _kernel(2000, 2100))], lines=lines)
+    built, trace = _built(tmp_path)
+    assert _rows(trace, "kernels", "start_ns") == [1000, 2000]
+    assert built.note.set_aside_count == 0
+    assert built.notes[0] == "the clock was set back while process 41 was recorded: its times are uncertain"
+
+
 def test_a_killed_process_keeps_what_was_on_disk(tmp_path: Path) -> None:
     """No farewell, half a line, half a frame: all whole records are there, and the last window ends with them."""
     lines = events()[:-2]

@@ -273,3 +273,27 @@ def test_where_standard_streams_are_closed_they_stay_closed(lab: Lab) -> None:
     run = lab.record_command(["sh", "-c", f"exec {PYTHON} {path} <&- >&-"])
     assert run.code == 0
     check_whole(run, 20)
+
+
+def test_clocks_that_the_program_stops_or_turns_are_not_ours(lab: Lab) -> None:
+    """As freezegun does it: in the module and wherever else a module holds them."""
+    run = lab.record("""
+        import sys, time
+        real = {name: getattr(time, name) for name in ("time", "time_ns", "monotonic", "perf_counter_ns")}
+        def stop(name):
+            for module in list(sys.modules.values()):
+                for own, value in list(vars(module).items()):
+                    if value is real[name]:
+                        setattr(module, own, lambda: 0)
+        for name in real:
+            stop(name)
+        assert time.time() == time.time_ns() == 0
+        import cupy
+        cupy.launch(100)
+        time.sleep(0.3)
+        cupy.launch(100)
+        """)
+    assert run.code == 0
+    check_whole(run, 200)
+    assert run.processes[0]["status"] == "traced", run.processes
+    assert [state for state, _ in run.windows()] == ["traced"]
