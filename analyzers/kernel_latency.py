@@ -44,8 +44,8 @@ from spikeprof.analyzers.derived import (
     DeviceTime,
     Integers,
     Ints,
-    Lanes,
     bin_edges,
+    covered_by_group,
     device_times,
     first_of_groups,
     gpu_work,
@@ -265,14 +265,10 @@ def _by_name(kernels: _Kernels, devices: list[DeviceTime]) -> tuple[Columns, Int
     pairs, pairs_count = group_codes(kernels.code, kernels.device)  # time on one device is a union over its streams
     name_of_pair = kernels.code[first_of_groups(pairs, pairs_count)]
     start, end, pairs = _in_active_time(kernels, pairs, devices)
-    lanes = Lanes.of(pairs_count, start, end)
-    shift = lanes.shift(np.arange(pairs_count))[pairs]
-    del pairs  # large, and no longer needed where memory peaks
-    covered = union(start + shift, end + shift)
-    del shift, start, end
+    covered = covered_by_group(start, end, pairs, pairs_count)
+    del start, end, pairs
     wall = sum(d.wall_ns for d in devices)
-    name_of_span = name_of_pair[covered.starts // lanes.stride]
-    unions = ints(np.bincount(name_of_span, covered.ends - covered.starts, minlength=count))
+    unions = ints(np.bincount(name_of_pair, covered, minlength=count))
     table: Columns = {
         "name": kernels.names,
         "launches_count": samples.tolist(),

@@ -7,13 +7,16 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
+from big import _table
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spikeprof.analyzers.base import Result
 from spikeprof.analyzers.kernel_latency import KernelLatency
+from spikeprof.analyzers.runner import run_one
 from spikeprof.profiler.trace import Trace
 
 
@@ -239,3 +242,17 @@ def test_the_share_of_the_wall_counts_recorded_time_only():
     table = KernelLatency().analyze(trace).tables["kernels"]
     assert dict(zip(table["name"], table["wall_share"], strict=True)) == {"long": 0.5, "short": 0.25}
     assert dict(zip(table["name"], table["total_ns"], strict=True)) == {"long": 8_950, "short": 25}
+
+
+def test_many_kernels_on_many_devices_in_a_recording_of_a_day():
+    """Too many names, devices and nanoseconds to lay them behind one another on one number line of 64 bits."""
+    day, names, devices = 86_400 * 10**9, 5_000, 200
+    at = np.sort(np.random.default_rng(1).integers(0, day, names * 20))
+    number = np.arange(len(at))
+    columns = {"start_ns": at, "end_ns": at + 1000, "name": number % names, "device": number // names * 10 % devices}
+    kernels = _table("kernels", 0, columns, {"name": [f"k{i}" for i in range(names)]})
+    whole = tiny.trace(duration_ns=2 * day, memory_ops=[])
+    result = run_one(replace(whole, tables={**whole.tables, "kernels": kernels}), KernelLatency())
+    assert result.status == "ok", result.reason
+    assert result.tables["kernels"]["devices_count"] == [20] * 20
+    assert result.tables["kernels"]["wall_share"] == [20 * 1000 / result.metric("wall_ns")] * 20

@@ -13,6 +13,7 @@ from spikeprof.analyzers.derived import (
     Spans,
     bin_edges,
     complement,
+    covered_by_group,
     first_of_groups,
     group_codes,
     group_percentile,
@@ -163,3 +164,11 @@ def test_group_codes_number_combinations(rows):
     assert len(set(zip(codes.tolist(), rows, strict=True))) == count
     first = first_of_groups(codes, count)
     assert [rows[i] for i in first] == list(dict.fromkeys(rows))
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), times, times), max_size=20))
+def test_the_cover_of_each_group_is_that_of_its_union(rows):
+    rows = [(g, min(a, b), max(a, b)) for g, a, b in rows]
+    groups, (starts, ends) = ints([g for g, _, _ in rows]), arrays([(a, b) for _, a, b in rows])
+    expected = [bitmap(starts[groups == g], ends[groups == g]).sum() for g in range(6)]
+    assert covered_by_group(starts, ends, groups, 6).tolist() == expected
