@@ -253,6 +253,6 @@ def test_many_kernels_on_many_devices_in_a_recording_of_a_day():
     kernels = _table("kernels", 0, columns, {"name": [f"k{i}" for i in range(names)]})
     whole = tiny.trace(duration_ns=2 * day, memory_ops=[])
     result = run_one(replace(whole, tables={**whole.tables, "kernels": kernels}), KernelLatency())
-    assert result.status == "ok", result.reason
+    assert result.status == "findings", result.reason  # they are tiny
     assert result.tables["kernels"]["devices_count"] == [20] * 20
     assert result.tables["kernels"]["wall_share"] == [20 * 1000 / result.metric("wall_ns")] * 20
