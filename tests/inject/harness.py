@@ -73,10 +73,10 @@ class Lab:
         monkeypatch.delenv("RANK", raising=False)
         monkeypatch.delenv("FAKE_CUPTI_FAIL", raising=False)
         # Descriptors that somebody handed to the test runner are not the program's, which counts its own.
-        for name in os.listdir("/proc/self/fd"):
+        for entry in Path("/proc/self/fd").iterdir():
             with contextlib.suppress(OSError):  # the one that lists them
-                if int(name) > 2:
-                    os.set_inheritable(int(name), False)
+                if int(entry.name) > 2:
+                    os.set_inheritable(int(entry.name), False)
 
     def program(self, text: str, name: str = "program.py") -> Path:
         """A program file."""
