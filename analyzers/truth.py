@@ -74,20 +74,24 @@ from spikeprof.analyzers.base import Evidence, Finding, Info, Metric, Result, Ru
 from spikeprof.analyzers.derived import (
     Bools,
     GpuWork,
-    Ints,
     device_times,
-    first_of_groups,
     gpu_work,
     group_codes,
-    ints,
     link,
     linked_share,
     total,
 )
-from spikeprof.analyzers.libcupti_faults import known_faults
+from spikeprof.analyzers.derived.recording import (
+    Columns,
+    collectors,
+    libcupti_faults,
+    partial_processes,
+    set_aside,
+    unmeasured_windows,
+    window_lengths,
+)
 from spikeprof.profiler.trace import Trace
 
-Columns = dict[str, list[Any]]
 _TRACED = ("traced", "partial")
 
 
@@ -127,7 +131,7 @@ class Truth:
             *_process_metrics(trace),
         )
         values = {metric.name: metric.value for metric in metrics}
-        processes = _processes(trace)
+        processes = partial_processes(trace)
         findings = (
             *self._of_records(trace, values),
             *self._of_limits(values),
@@ -135,11 +139,11 @@ class Truth:
             *_of_processes(trace, values, processes),
         )
         tables = {
-            "not_measured_windows": _unmeasured_windows(trace),
+            "not_measured_windows": unmeasured_windows(trace),
             "processes": processes,
-            "libcupti_faults": _faults(trace),
-            "collectors": _collectors(trace),
-            "set_aside": _set_aside(trace),
+            "libcupti_faults": libcupti_faults(trace),
+            "collectors": collectors(trace),
+            "set_aside": set_aside(trace),
             "damaged_tables": {"table": list(trace.damaged), "reason": list(trace.damaged.values())},
         }
         return Result(self.info.id, "findings" if findings else "ok", metrics=metrics, findings=findings, tables=tables)
@@ -291,34 +295,10 @@ def _recorded_metrics(trace: Trace) -> list[Metric]:
         reason = trace.damaged.get("windows", "the source of this trace does not say when it recorded")
         return [Metric("recorded_share", None, reason)]
     codes, labels = trace.codes("windows", "state")
-    length = _window_lengths(trace)
+    length = window_lengths(trace)
     whole = int(length.sum())
     on = int(length[np.isin(codes, [i for i, s in enumerate(labels) if s == "traced"])].sum())
     return [Metric("recorded_share", on / whole if whole else None, "" if whole else "no process used the GPU")]
-
-
-def _window_lengths(trace: Trace) -> Ints:
-    """In ns; one that ends before it starts covers nothing."""
-    return ints(np.maximum(trace.column("windows", "end_ns") - trace.column("windows", "start_ns"), 0))
-
-
-def _unmeasured_windows(trace: Trace) -> Columns:
-    """Windows that were not recorded, by state and reason; the longest total first."""
-    columns = ("state", "reason", "total_ns", "windows_count")
-    if "windows" not in trace:
-        return {name: [] for name in columns}
-    (states, state_names), (reasons, reason_names) = trace.codes("windows", "state"), trace.codes("windows", "reason")
-    length = _window_lengths(trace)
-    groups, count = group_codes(states, reasons)
-    totals = np.bincount(groups, length, minlength=count).tolist()
-    counts = np.bincount(groups, minlength=count).tolist()
-    rows = [
-        (state_names[states[i]], reason_names[reasons[i]], int(totals[group]), counts[group])
-        for group, i in enumerate(first_of_groups(groups, count).tolist())
-        if state_names[states[i]] != "traced"
-    ]
-    rows.sort(key=lambda row: (-row[2], row))
-    return {name: [row[i] for row in rows] for i, name in enumerate(columns)}
 
 
 def _process_metrics(trace: Trace) -> list[Metric]:
@@ -331,15 +311,6 @@ def _process_metrics(trace: Trace) -> list[Metric]:
         Metric("processes_count", len(status)),
         Metric("processes_not_traced_count", sum(s == "not_traced" for s in status)),
     ]
-
-
-def _processes(trace: Trace) -> Columns:
-    """The processes that were not, or not wholly, recorded."""
-    names = ("rank", "pid", "command", "status", "reason")
-    if "processes" not in trace:
-        return {name: [] for name in names}
-    rows = [r for r in trace.table("processes").select(names).to_pylist() if r["status"] != "traced"]
-    return {name: [row[name] for row in rows] for name in names}
 
 
 def _of_processes(trace: Trace, values: dict[str, Any], processes: Columns) -> list[Finding]:
@@ -361,56 +332,3 @@ def _of_processes(trace: Trace, values: dict[str, Any], processes: Columns) -> l
             action = "Check that the program reaches GPU work, then run `spikeprof doctor`."
             findings.append(Finding("nothing-recorded", "critical", {"processes": traced}, (evidence,), action))
     return findings
-
-
-def _faults(trace: Trace) -> Columns:
-    """Known faults of each libcupti version that recorded something here, as far as they can have struck."""
-    versions = []
-    if "processes" in trace:
-        versions = [v for v in trace.table("processes").column("libcupti_version").to_pylist() if v]
-    versions = versions or [v for v in [trace.manifest.versions.get("libcupti", "")] if v]
-    paused = _was_paused(trace)
-    rows = [
-        (version, fault)
-        for version in dict.fromkeys(versions)
-        for fault in known_faults(version)
-        if paused or not fault.after_pause
-    ]
-    return {
-        "libcupti_version": [version for version, _ in rows],
-        "what": [fault.what for _, fault in rows],
-        "touches": [fault.touches for _, fault in rows],
-        "fixed_in": [fault.fixed_in for _, fault in rows],
-        "source": [fault.source for _, fault in rows],
-    }
-
-
-def _was_paused(trace: Trace) -> bool:
-    """Whether recording was switched on more than once in a process; True where nobody wrote that down."""
-    if "windows" not in trace:
-        return True
-    codes, labels = trace.codes("windows", "state")
-    traced = np.array([label == "traced" for label in labels], bool)[codes]
-    _, sessions = np.unique(trace.column("windows", "rank")[traced], return_counts=True)
-    return bool((sessions > 1).any())
-
-
-def _collectors(trace: Trace) -> Columns:
-    """What each collector did, as the manifest says."""
-    notes = trace.manifest.collectors
-    return {
-        "collector": list(notes),
-        "state": [n.state for n in notes.values()],
-        "reason": [n.reason for n in notes.values()],
-        "records_count": [n.records_count for n in notes.values()],
-        "dropped_count": [n.dropped_count for n in notes.values()],
-        "repaired_count": [n.repaired_count for n in notes.values()],
-        "set_aside_count": [n.set_aside_count for n in notes.values()],
-        "cost_ns": [n.cost_ns for n in notes.values()],
-    }
-
-
-def _set_aside(trace: Trace) -> Columns:
-    """Why records were set aside, and how many for each reason."""
-    rows = [(c, r, n) for c, note in trace.manifest.collectors.items() for r, n in note.set_aside_reasons.items()]
-    return {name: [row[i] for row in rows] for i, name in enumerate(("collector", "reason", "records_count"))}
