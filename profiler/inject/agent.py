@@ -89,7 +89,7 @@ class Agent:
         self._conditions: dict[str, str] = {}  # condition -> reason
         self._state: str | None = None
         self._entered: tuple[str, str] | None = None
-        self._registered = self._activated = self.inherited = self._finished = False
+        self._registered = self._activated = self.inherited = self._finished = self._devices_told = False
         self._began = 0.0
         self._flushes_owed = 0
         self._control: Control | None = None
@@ -100,6 +100,11 @@ class Agent:
     def activated(self) -> bool:
         """Whether CUDA was used here, as far as we know."""
         return self._activated
+
+    @property
+    def yielded(self) -> bool:
+        """Whether CUPTI is left to another profiler."""
+        return "yielded" in self._conditions
 
     @property
     def driver(self) -> cupti.Cupti:
@@ -128,10 +133,6 @@ class Agent:
                 self._start_parts()
                 self._apply()
                 sizes = self.driver.record_sizes()
-                try:
-                    self.driver.dump_devices()
-                except cupti.CuptiError as error:
-                    self.spool.event(ev="note", text="no device records: %s" % error)
                 self._flush()  # a buffer that is open when the process forks would be lost to the child
                 self._control = Control(self, os.environ.get(ENV_CONTROL))
                 self._control.start()
@@ -290,6 +291,12 @@ class Agent:
             self._registered = True
         refused = self.driver.enable()
         self._flushes_owed = _SETTLING_FLUSHES
+        if not self._devices_told:  # not before: the records would end up with a guest
+            self._devices_told = True
+            try:
+                self.driver.dump_devices()
+            except cupti.CuptiError as error:
+                self.spool.event(ev="note", text="no device records: %s" % error)
         if refused:
             self.spool.event(ev="refused", what=refused)
 

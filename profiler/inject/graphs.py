@@ -63,6 +63,8 @@ class Subscription:
 
     def start(self) -> None:
         """Subscribe; where another profiler holds the subscription, say so and do without."""
+        if self._agent.yielded:  # it may be about to: resume() comes back here
+            return
         try:
             self._agent.driver.subscribe(self._callback, self._points)
             self._held = True

@@ -244,6 +244,7 @@ def test_a_guest_before_cuda_is_used(lab: Lab) -> None:
     assert run.code == 0
     check_whole(run, 100)
     assert run.windows() == [("yielded", "torch.profiler"), ("traced", "")]
+    assert run.trace.table("devices").num_rows == 1
 
 
 def test_a_guest_that_only_looks_at_the_cpu_is_no_guest(lab: Lab) -> None:
