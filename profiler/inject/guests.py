@@ -44,7 +44,7 @@ def watch_proton(agent: Agent, module: ModuleType) -> None:
 def watch_cudart(agent: Agent, torch: ModuleType | None) -> bool:
     """Follow cudaProfilerStart and Stop where torch's programs call them; False when they do not go through torch.
 
-    Better than CUPTI's callback of the same calls: on H200 with libcupti 13.0, launch calls went unrecorded after
+    Better than CUPTI's callback of the same calls: on H200 with libcupti 13.0, no cudaGraphLaunch was recorded after
     recording had been switched on from inside that callback.
     """
     cudart = getattr(getattr(torch, "_C", None), "_cudart", None)
