@@ -20,6 +20,9 @@ from spikeprof.profiler.errors import SpikeprofError, UsageError
 if TYPE_CHECKING:
     from spikeprof.profiler.session import Outcome, Progress
 
+#: Memory that the analyzers take at their peak (docs/overhead.md).
+_SUMMARY_BYTES_PER_KERNEL = 700
+
 _BYTES_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
@@ -97,15 +100,29 @@ def _tell(outcome: Outcome, *, summary: bool) -> None:
         _say(f"not traced: {outcome.reason}; the program ran and exited with {outcome.exit_code}")
         _say(f"a trace without GPU work is in {outcome.trace}")
     elif summary:
-        try:
-            _print_summary(outcome.trace)
-        except SpikeprofError as error:
-            _say(f"no summary: {error}")
+        need = outcome.kernels_count * _SUMMARY_BYTES_PER_KERNEL
+        if need > _available_bytes() // 2:
+            _say(f"no summary: it takes about {need / 1e9:.1f} GB, more than half of what is free here")
+        else:
+            try:
+                _print_summary(outcome.trace)
+            except SpikeprofError as error:
+                _say(f"no summary: {error}")
     for warning in outcome.warnings:
         _say(f"note: {warning}")
     if outcome.traced_count:
         _say(f"{outcome.kernels_count:,} kernels of {outcome.traced_count} process(es) in {outcome.trace}")
         _say(f"next: spikeprof report {shlex.quote(str(outcome.trace))} -o report.html")
+
+
+def _available_bytes() -> int:
+    """Memory that can be had without swapping, by Linux's own estimate; without one, no limit is known."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return sys.maxsize
+    kib = next((int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
+    return sys.maxsize if kib is None else kib * 1024
 
 
 def _print_summary(trace: Path) -> None:

@@ -1,0 +1,35 @@
+"""What ``spikeprof run`` says at the end; recording itself is tested in tests/inject."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli.traces import launch_bound
+
+from spikeprof.cli import run
+from spikeprof.profiler.session import Outcome
+
+
+@pytest.mark.parametrize(("available", "shown"), [(10**9, True), (2 * 100 * 700, True), (2 * 100 * 700 - 2, False)])
+def test_the_summary_is_left_out_where_it_could_take_the_memory_of_others(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    available: int,
+    shown: bool,
+) -> None:
+    """100 kernels at 700 bytes may take half of what is free."""
+    trace = launch_bound(tmp_path / "t")
+    monkeypatch.setattr(run, "_available_bytes", lambda: available)
+    run._tell(Outcome(exit_code=0, trace=trace, traced_count=1, kernels_count=100), summary=True)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert ("[launch-bound]" in err) == shown
+    assert ("no summary: it takes about 0.0 GB, more than half" in err) != shown
+    assert f"next: spikeprof report {trace} -o report.html" in err
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="only Linux says how much memory is free")
+def test_free_memory_is_known_here() -> None:
+    assert 10**7 < run._available_bytes() < 2**63 - 1
