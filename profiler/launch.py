@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
 from spikeprof.profiler import inject
-from spikeprof.profiler.errors import CommandNotExecutable, CommandNotFound, UsageError
+from spikeprof.profiler.errors import CommandNotExecutable, CommandNotFound
 
 #: Signals that ask a program to end or to reread itself: passed on to the child.
 _FORWARDED = tuple(
@@ -37,10 +39,8 @@ def run(command: Sequence[str], env: Mapping[str, str]) -> int:
 
     Ctrl-C reaches the child through the terminal; it decides what to do about it, and we wait. Without a
     terminal an interrupt was sent to us alone, and is passed on like any other signal.
-    Raises UsageError, CommandNotFound or CommandNotExecutable; nothing was started then.
+    Raises CommandNotFound or CommandNotExecutable; nothing was started then.
     """
-    if not command:
-        raise UsageError("no command to run: write it after --, as in `spikeprof run -- python infer.py`")
     previous: dict[int, object] = {}
     # Handlers must stand before the child does, or a signal in between would be lost on it.
     child: list[subprocess.Popen[bytes]] = []
@@ -105,9 +105,10 @@ def why_not_traced(command: Sequence[str]) -> str:
     words = [Path(command[0]).name, *command[1:]]
     python = next((i for i, w in enumerate(words) if Path(w).name.startswith(("python", "pypy"))), None)
     if python is not None:
-        blocking = next((o for o in _interpreter_options(words[python + 1 :]) if o in "SIE"), None)
-        if blocking:
-            return f"python -{blocking} ignores PYTHONPATH or sitecustomize, through which the agent is started"
+        for option, *_ in interpreter_options(words[python + 1 :]):
+            blocking = re.match("-[^-WX]*?([SIE])", option)
+            if blocking:
+                return f"python -{blocking[1]} ignores PYTHONPATH or sitecustomize, through which the agent is started"
         return "the Python process ended before it could report, or its environment was replaced"
     found = shutil.which(command[0])
     if found and _is_script(found):
@@ -115,24 +116,26 @@ def why_not_traced(command: Sequence[str]) -> str:
     return f"{command[0]} is not a Python program; only Python processes are traced"
 
 
-def _interpreter_options(words: Sequence[str]) -> Iterator[str]:
-    """The one-letter options of a Python command line: what stands before the script, -c, -m or -."""
+def interpreter_options(words: Sequence[str]) -> list[tuple[str, ...]]:
+    """The options of a Python command line that are the interpreter's own: what stands before the script, -c, -m or -.
+
+    Each as it was written, with its value where that is a word of its own: ``-sE -W ignore -Ic code`` gives
+    ``("-sE",)``, ``("-W", "ignore")``, ``("-I",)``.
+    """
+    options: list[tuple[str, ...]] = []
     rest = iter(words)
     for word in rest:
         if word == "-" or not word.startswith("-"):
-            return
-        if word.startswith("--"):
-            if word == "--check-hash-based-pycs":
-                next(rest, None)
-            continue
-        for i, letter in enumerate(word[1:], 1):
-            if letter in "cm":
-                return
-            if letter in "WX":  # the rest of the word is its value, or else the next word
-                if i == len(word) - 1:
-                    next(rest, None)
-                break
-            yield letter
+            break
+        # What follows -W or -X in the same word is its value, whatever letters that has.
+        flags = word if word.startswith("--") else re.split("[WX]", word, maxsplit=1)[0]
+        program = None if word.startswith("--") else re.search("[cm]", flags)
+        if program:
+            options += [(flags[: program.start()],)] if program.start() > 1 else []
+            break
+        takes_next = word == "--check-hash-based-pycs" or word in (f"{flags}W", f"{flags}X")
+        options.append((word, *(itertools.islice(rest, 1) if takes_next else ())))
+    return options
 
 
 def _is_script(path: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -14,13 +15,13 @@ from typing import Any
 
 from spikeprof.profiler.errors import CommandNotFound, UsageError
 from spikeprof.profiler.inject import SITE_FOLDER
+from spikeprof.profiler.launch import interpreter_options
 from spikeprof.profiler.probes import Probe
 from spikeprof.profiler.target_probe import MARK
 
 OLDEST_PYTHON = (3, 9)
 _TIMEOUT_SECONDS = 60
 _INTERPRETER = re.compile(r"(python|pypy)[\d.]*(\.exe)?")
-_FLAGS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 def default_command() -> list[str]:
@@ -52,7 +53,7 @@ def interpreter_of(command: list[str]) -> list[str]:
     if found is None:
         raise CommandNotFound(f"{command[0]}: command not found")
     if _INTERPRETER.fullmatch(Path(found).name):
-        return [found, *_interpreter_flags(command[1:])]
+        return [found, *itertools.chain.from_iterable(interpreter_options(command[1:]))]
     with Path(found).open("rb") as file:
         first = file.readline(512)
     words = first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
@@ -61,19 +62,6 @@ def interpreter_of(command: list[str]) -> list[str]:
     if not words or not _INTERPRETER.fullmatch(Path(words[0]).name):
         raise UsageError(f"{command[0]} is neither a Python interpreter nor a Python script: name the Python it uses")
     return interpreter_of(words)
-
-
-def _interpreter_flags(arguments: list[str]) -> list[str]:
-    """The leading options that are the interpreter's own: up to -c, -m or the script."""
-    flags: list[str] = []
-    rest = iter(arguments)
-    for argument in rest:
-        if not argument.startswith("-") or argument == "-" or argument.startswith(("-c", "-m")):
-            break
-        flags.append(argument)
-        if argument in _FLAGS_WITH_VALUE:
-            flags.extend([next(rest, "")])
-    return flags
 
 
 def _ask(interpreter: list[str]) -> dict[str, Any]:

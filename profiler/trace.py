@@ -16,10 +16,6 @@ import pyarrow.compute as pc
 from spikeprof.profiler.errors import DamagedTrace, MissingTable
 from spikeprof.profiler.schema import TABLES
 
-#: How a collector ended. ``off`` = not asked for.
-COLLECTOR_STATES = ("ok", "degraded", "refused", "off")
-
-
 #: A time so far from the session's start (104 days) is none: sums of ns are exact below it, also as float64.
 FURTHEST_NS = 2**53
 
@@ -31,7 +27,7 @@ _NULLABLE = ("devices",)
 class CollectorNote:
     """What one collector did: the part of the manifest that says what was *not* measured and why."""
 
-    state: str  # one of COLLECTOR_STATES
+    state: str  # ok, degraded, refused or off (not asked for)
     reason: str = ""  # empty when ok
     records_count: int = 0
     dropped_count: int = 0  # lost before they reached us (CUPTI's own count, full queues)

@@ -18,7 +18,6 @@ UNIT_OF_SUFFIX: dict[str, str] = {
     "_id": "id",
 }
 
-NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 

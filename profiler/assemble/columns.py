@@ -23,7 +23,6 @@ Columns = dict[str, npt.NDArray[Any]]
 Records = npt.NDArray[np.void]
 
 COPY_KINDS = ("unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
-MEMSET_KIND = len(COPY_KINDS)
 MEMORY_KINDS = ("unknown", "pageable", "pinned", "device", "array", "managed", "device", "managed")
 
 #: CUpti_ActivityOverheadKind, by its name in NVIDIA's header.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -51,11 +51,6 @@ def _pointers(payloads: Sequence[npt.NDArray[np.uint8]], layout: Layout) -> set[
         if kind in records:
             found.update(np.unique(records[kind]["name"]).tolist())
     return found
-
-
-def demangle_all(names: Iterable[str]) -> dict[str, str]:
-    """Each name's readable form; one that is not C++ stays as it is."""
-    return {name: demangle(name) for name in set(names)}
 
 
 def demangle(name: str) -> str:

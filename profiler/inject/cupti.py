@@ -99,12 +99,6 @@ class Cupti:
         self._call("cuptiGetVersion", ctypes.byref(value))
         return value.value
 
-    def timestamp(self) -> int:
-        """cuptiGetTimestamp in ns."""
-        value = ctypes.c_uint64()
-        self._call("cuptiGetTimestamp", ctypes.byref(value))
-        return value.value
-
     def register(self, request: object, complete: object) -> None:
         """Give CUPTI the two buffer callbacks (made with REQUEST_TYPE and COMPLETE_TYPE)."""
         self._keep[:] = [request, complete]

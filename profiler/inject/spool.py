@@ -40,7 +40,6 @@ class Spool:
         self.events, self.event = events, events.event
         self.max_bytes = max_bytes
         self.bytes_written = 0
-        self.dropped_frames = 0
         self._sequence = 0
         self._fd = _NOT_OPEN
         self._lock = RLock()
@@ -87,7 +86,6 @@ class Spool:
     def _store(self, view: memoryview, base: int, size: int) -> None:
         with self._lock:  # a frame that comes out in two pieces must not let another in between
             if self._fd == _CLOSED:
-                self.dropped_frames += 1
                 return
             total = FRAME_HEADER_BYTES + size
             if self.max_bytes and self.bytes_written + total > self.max_bytes:
@@ -101,7 +99,6 @@ class Spool:
                 self._write_all(base, total)
             except OSError as error:
                 self._close()
-                self.dropped_frames += 1
                 full = error.errno in (errno.ENOSPC, errno.EDQUOT)
                 reason = "disk full" if full else os.strerror(error.errno or 0)
                 raise SpoolFull("the trace could not be written (%s)" % reason) from error

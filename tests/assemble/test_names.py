@@ -7,7 +7,7 @@ from assemble.spools import LAYOUT, frame, record
 
 from spikeprof.profiler.assemble import layouts as lay
 from spikeprof.profiler.assemble import names
-from spikeprof.profiler.assemble.names import NameTail, demangle, demangle_all
+from spikeprof.profiler.assemble.names import NameTail, demangle
 
 
 def _kernels(*pointers: int) -> bytes:
@@ -58,7 +58,7 @@ def test_readable_names() -> None:
     mangled = "_ZN2at6native29vectorized_elementwise_kernelILi4EfEEvT0_"
     readable = "void at::native::vectorized_elementwise_kernel<4, float>(float)"
     assert demangle(mangled) == readable
-    assert demangle_all([mangled, "triton_poi_fused_add_0", mangled]) == {
+    assert {name: demangle(name) for name in (mangled, "triton_poi_fused_add_0")} == {
         mangled: readable,
         "triton_poi_fused_add_0": "triton_poi_fused_add_0",
     }
