@@ -30,13 +30,19 @@ def open_input(path: Path, between: str) -> tuple[Trace, str]:
     return trace.narrowed(int(begin * NS_PER_S), int(end * NS_PER_S)), f"{name}, {begin:g} s to {end:g} s"
 
 
+def two_numbers(text: str) -> tuple[float, float] | None:
+    """``A,B`` as two finite numbers; None when it is anything else."""
+    try:
+        first, second = (float(part) for part in text.split(","))
+    except ValueError:
+        return None
+    return (first, second) if math.isfinite(first) and math.isfinite(second) else None
+
+
 def _limits(between: str) -> tuple[float, float] | None:
     if not between:
         return None
-    try:
-        begin, end = (float(part) for part in between.split(","))
-    except ValueError:
-        begin = end = math.nan
-    if not (0 <= begin < end < math.inf):
+    limits = two_numbers(between)
+    if limits is None or not 0 <= limits[0] < limits[1]:
         raise UsageError(f"--between {between!r}: write begin and end in seconds, as in --between 7.6,7.9")
-    return begin, end
+    return limits

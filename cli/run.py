@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from spikeprof.cli.inputs import two_numbers
 from spikeprof.profiler.errors import SpikeprofError, UsageError
 
 if TYPE_CHECKING:
@@ -173,9 +174,7 @@ def _bytes(text: str) -> int:
 def _window(text: str) -> tuple[float, float] | None:
     if not text:
         return None
-    parts = text.split(",")
-    try:
-        on, off = (float(part) for part in parts)
-    except ValueError:
-        raise UsageError(f"--window {text!r}: write seconds on and seconds off, as in --window 0.1,0.9") from None
-    return on, off
+    window = two_numbers(text)
+    if window is None:
+        raise UsageError(f"--window {text!r}: write seconds on and seconds off, as in --window 0.1,0.9")
+    return window

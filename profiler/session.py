@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import itertools
+import math
 import os
 import platform
 import shutil
@@ -57,6 +58,9 @@ class RunOptions:
             raise UsageError(
                 f"--window {self.window[0]:g},{self.window[1]:g}: seconds on must be above 0, off 0 or more"
             )
+        # A clock compared with NaN never gets anywhere: the agent would stop over it in the middle of the program.
+        if not all(map(math.isfinite, (self.max_seconds, *(self.window or ())))):
+            raise UsageError("--max-seconds and --window take finite numbers of seconds; 0 = no limit")
         for name in ("max_bytes", "max_seconds", "clean_steps", "nvml_interval_ms"):
             if getattr(self, name) < 0:
                 raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must not be negative")

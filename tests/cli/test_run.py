@@ -8,7 +8,8 @@ import pytest
 from cli.traces import launch_bound
 
 from spikeprof.cli import run
-from spikeprof.profiler.session import Outcome
+from spikeprof.profiler.errors import UsageError
+from spikeprof.profiler.session import Outcome, RunOptions
 
 
 @pytest.mark.parametrize(("available", "shown"), [(10**9, True), (2 * 100 * 700, True), (2 * 100 * 700 - 2, False)])
@@ -33,3 +34,15 @@ def test_the_summary_is_left_out_where_it_could_take_the_memory_of_others(
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="only Linux says how much memory is free")
 def test_free_memory_is_known_here() -> None:
     assert 10**7 < run._available_bytes() < 2**63 - 1
+
+
+@pytest.mark.parametrize("text", ["1", "a,b", "1,2,3", "nan,1", "0.1,inf", ","])
+def test_windows_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--window .*: write seconds on and seconds off"):
+        run._window(text)
+
+
+@pytest.mark.parametrize("options", [{"max_seconds": float("nan")}, {"max_seconds": float("inf")}])
+def test_seconds_that_no_clock_reaches(options: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="finite numbers of seconds"):
+        RunOptions(**options)  # type: ignore[arg-type]
