@@ -102,6 +102,11 @@ class Agent:
         return self._activated
 
     @property
+    def state(self) -> str | None:
+        """What is recorded now, see above; None before activation."""
+        return self._state
+
+    @property
     def yielded(self) -> bool:
         """Whether CUPTI is left to another profiler."""
         return "yielded" in self._conditions

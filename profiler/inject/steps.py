@@ -112,9 +112,9 @@ class Steps:
                 return
             event = cuda.Event(enable_timing=True)
             event.record()
-            traced = self._agent._state == "traced"
+            traced = self._agent.state == "traced"
             self._pending.append((kind, traced, Clock.unix_ns(), event))
-            if not traced and self._agent._state == "clean":
+            if not traced and self._agent.state == "clean":
                 self._clean += 1
             if len(self._pending) > 4 * _SETTLE_STEPS:
                 self._read(_SETTLE_STEPS)
@@ -127,7 +127,7 @@ class Steps:
         """A block ends: change over, or finish when enough clean steps are timed."""
         # A graph replay in flight when CUPTI is switched off gets its end time when it is switched on again.
         self._torch.cuda.synchronize()
-        if self._agent._state == "clean":
+        if self._agent.state == "clean":
             self._agent.set_condition("clean", None)
         elif self._clean < self._wanted:
             self._agent.set_condition("clean", "--clean-steps")
