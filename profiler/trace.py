@@ -20,7 +20,7 @@ from spikeprof.profiler.schema import TABLES
 FURTHEST_NS = 2**53
 
 #: Where a null says that a number is unknown.
-_NULLABLE = ("devices",)
+_NULLABLE = ("devices", "topology")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ _DEFAULTS: dict[str, Any] = {
     "src_memory": "unknown",
     "dst_memory": "unknown",
     "metric": "power_w",
+    "match": "exact",
+    "place": "kernels",
     "stream": 7,
     "context_id": 1,
     "traced": True,
