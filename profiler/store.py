@@ -154,7 +154,7 @@ def _damage(path: Path, name: str) -> str:
     """Why the file cannot serve as the table, or empty. Reads the footer only."""
     try:
         found = pq.read_schema(path)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: a name that is no text
         return f"{path.name} is damaged: {_first_sentence(error)}"
     absent = [c.name for c in TABLES[name].columns if c.name not in found.names]
     return f"{path.name} lacks the columns {', '.join(absent)}" if absent else ""
@@ -168,7 +168,7 @@ def _read_table(path: Path, name: str) -> pa.Table:
         file = pq.ParquetFile(path, read_dictionary=dictionaries, page_checksum_verification=True)
         table = file.read(columns=schema.names)
         return table.select(schema.names).cast(schema).unify_dictionaries()
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DamagedTrace(f"{path.name} is damaged: {_first_sentence(error)}; the other tables can be read") from error
 
 

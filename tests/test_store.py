@@ -257,6 +257,15 @@ def test_a_column_of_a_foreign_type_is_damage(tmp_path: Path) -> None:
         store.read_trace(path).table("kernels")
 
 
+def test_a_column_whose_name_is_no_text_is_damage(tmp_path: Path) -> None:
+    path = _written(tmp_path)
+    file = path / "kernels.parquet"
+    file.write_bytes(file.read_bytes().replace(b"start_ns", b"start_n\x80"))
+    back = store.read_trace(path)
+    assert "kernels" not in back
+    assert "kernels.parquet is damaged" in back.damaged["kernels"]
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_no_damage_raises_anything_but_our_errors(
