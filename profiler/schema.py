@@ -258,12 +258,12 @@ _TABLES = (
     ),
     Table(
         "samples",
-        "One reading of a device-wide gauge (NVML).",
+        "One reading of a device-wide gauge (NVML, GPM).",
         "t_ns",
         (
             _DEVICE,
             Column("t_ns", _I64, "when"),
-            Column("metric", _NAME, "name ending in its unit, e.g. power_w, sm_clock_mhz, gpu_busy_share"),
+            Column("metric", _NAME, "name ending in its unit; _total_ in it: a counter since the driver was loaded"),
             Column("value", _F64, "in the unit of the metric's name"),
         ),
     ),
@@ -355,7 +355,7 @@ _TABLES = (
             _END,
             Column("metric", _NAME, "l1d_read_count, l1d_read_miss_count, llc_read_count or llc_read_miss_count"),
             Column("value_count", _F64, "in this interval, scaled up where the kernel multiplexed counters"),
-            Column("counted_share", _F64, "share of the interval in which it was really counted"),
+            Column("counted_share", _F64, "share of the program's CPU time in it during which it was really counted"),
         ),
     ),
 )

@@ -28,7 +28,7 @@ class CollectorNote:
     """What one collector did: the part of the manifest that says what was *not* measured and why."""
 
     state: str  # ok, degraded, refused or off (not asked for)
-    reason: str = ""  # empty when ok
+    reason: str = ""  # why not ok; when ok, at most what this machine rightly does not have
     records_count: int = 0
     dropped_count: int = 0  # lost before they reached us (CUPTI's own count, full queues)
     repaired_count: int = 0  # wrong in a way that could be put right

@@ -26,3 +26,8 @@ def unit_of(name: str) -> str | None:
     """The unit that the name of a column or metric states, or None for a name without one."""
     matches = [suffix for suffix in UNIT_OF_SUFFIX if name.endswith(suffix)]
     return UNIT_OF_SUFFIX[max(matches, key=len)] if matches else None
+
+
+def is_running_total(metric: str) -> bool:
+    """Whether a metric of the table ``samples`` counts up since the driver was loaded: take differences."""
+    return metric == "energy_j" or "_total_" in metric

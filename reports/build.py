@@ -13,12 +13,12 @@ from spikeprof.analyzers.runner import run_analyzers
 from spikeprof.profiler.errors import SpikeprofError
 from spikeprof.profiler.schema import GPU_WORK_TABLES, TABLES
 from spikeprof.profiler.trace import Trace
+from spikeprof.profiler.units import is_running_total
 from spikeprof.reports.model import PlainTable, Report
 
 MAX_SAMPLE_POINTS = 300  # per device and metric
 MAX_WINDOWS = 200
 MAX_PROCESSES = 200
-_COUNTERS = ("energy_j",)
 
 _Ints = npt.NDArray[np.int64]
 
@@ -146,7 +146,7 @@ def _samples(trace: Trace) -> PlainTable | None:
     for one in np.unique(device).tolist():
         for code, name in enumerate(metrics):
             mine = (device == one) & (metric_codes == code) & sound
-            if name in _COUNTERS or not mine.any():
+            if is_running_total(name) or not mine.any():
                 continue
             times, means = _binned(t_ns[mine], value[mine])
             if len(times) > 2 and min(means) == max(means):

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 from collectors.fake_nvml import FakeNvml
 
-from spikeprof.profiler.collectors import nvml
+from spikeprof.profiler.collectors import nvml, sampling
 from spikeprof.profiler.collectors.nvml import THROTTLE_BITS, NvmlCollector
 from spikeprof.profiler.schema import TABLES
 from spikeprof.profiler.trace import CollectorNote
 from spikeprof.profiler.units import unit_of
 
 T0 = 1_700_000_000_000_000_000
-METRICS_COUNT = 8 + len(THROTTLE_BITS)  # power, 2 clocks, 2 busy, memory, temperature, energy
+METRICS_COUNT = 14 + len(THROTTLE_BITS)  # power, 2 clocks, 2 busy, memory, temperature, energy, 2 PCIe, 4 NVLink
 
 
 def collected(
@@ -39,11 +39,11 @@ def ticks(count: int) -> Callable[[NvmlCollector], bool]:
 
 
 def test_each_metric_is_converted_to_the_unit_of_its_name() -> None:
-    note, tables, _ = collected(FakeNvml(), ticks(1))
+    note, tables, _ = collected(FakeNvml(), ticks(2))
     rows = tables["samples"].to_pylist()
-    first = {r["metric"]: r["value"] for r in rows if r["device"] == 1 and r["t_ns"] == rows[-1]["t_ns"]}
+    last = {r["metric"]: r["value"] for r in rows if r["device"] == 1}
     on = {"throttle_sw_power_cap_share", "throttle_hw_thermal_share"}
-    assert first == {
+    assert last == {
         "power_w": 700.5,
         "sm_clock_mhz": 1980,
         "mem_clock_mhz": 3201,
@@ -53,8 +53,14 @@ def test_each_metric_is_converted_to_the_unit_of_its_name() -> None:
         "temperature_celsius": 41,
         "energy_j": 12.345,
         **{f"throttle_{r}_share": float(f"throttle_{r}_share" in on) for r in THROTTLE_BITS},
+        "pcie_read_bytes_per_s": 2_000_000,
+        "pcie_written_bytes_per_s": 5_000,
+        "nvlink_sent_total_bytes": 1_024_000_000,
+        "nvlink_received_total_bytes": 2_048,
+        "nvlink_sent_raw_total_bytes": 1_085_440_000,
+        "nvlink_received_raw_total_bytes": 3_072,
     }
-    assert all(unit_of(metric) for metric in first)
+    assert all(unit_of(metric) for metric in last)
     assert (note.state, note.reason, note.records_count) == ("ok", "", len(rows))
     assert tables["samples"].schema == TABLES["samples"].arrow
 
@@ -72,11 +78,38 @@ def test_a_metric_that_is_not_supported_is_asked_once_and_named() -> None:
     fake = FakeNvml(gpus=1, unsupported=("nvmlDeviceGetTotalEnergyConsumption",))
     note, tables, _ = collected(fake, ticks(5))
     assert note.state == "degraded"
-    assert note.reason == "GPU 0 does not give energy_j (Not Supported)"
+    assert note.reason == "GPU 0: no energy_j (Not Supported)"
     metrics = set(tables["samples"]["metric"].to_pylist())
     assert "energy_j" not in metrics
     assert len(metrics) == METRICS_COUNT - 1
     assert fake.calls.count("nvmlDeviceGetTotalEnergyConsumption") == 1
+
+
+def test_gpus_without_nvlink_are_no_fault_but_told() -> None:
+    note, tables, _ = collected(FakeNvml(gpus=2, unsupported=(138, 139, 140, 141)), ticks(1))
+    assert (note.state, note.reason) == ("ok", "GPU 0, GPU 1: no NVLink (Not Supported)")
+    assert not any(m.startswith("nvlink") for m in tables["samples"]["metric"].to_pylist())
+
+
+def test_nvlink_without_raw_counters_lacks_only_these() -> None:
+    note, tables, _ = collected(FakeNvml(gpus=1, unsupported=(140, 141)), ticks(1))
+    lacking = "nvlink_sent_raw_total_bytes, nvlink_received_raw_total_bytes"
+    assert (note.state, note.reason) == ("degraded", f"GPU 0: no {lacking} (Not Supported)")
+    assert "nvlink_sent_total_bytes" in tables["samples"]["metric"].to_pylist()
+
+
+def test_the_slow_gauge_is_read_of_one_gpu_at_a_time_and_kept_when_thinned() -> None:
+    fake = FakeNvml(gpus=4)
+    _, _, collector = collected(fake, ticks(8))
+    ticks_count = len(collector._series[0].times)
+    probes_count = 4  # each with two calls, as a reading has
+    assert fake.calls.count("nvmlDeviceGetPcieThroughput") == 2 * (probes_count + ticks_count)
+    for series in collector._series:
+        column = series.metrics.index("pcie_read_bytes_per_s")
+        before = int((series.rows()[:, column] > 0).sum())
+        assert before in (ticks_count // 4, ticks_count // 4 + 1)
+        series.thin()
+        assert int((series.rows()[:, column] > 0).sum()) == before
 
 
 def test_an_old_pynvml_answers_throttle_reasons_under_the_old_name() -> None:
@@ -148,7 +181,7 @@ def test_stop_without_start_and_a_second_stop_are_off() -> None:
 
 
 def test_a_driver_that_hangs_does_not_hang_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "_JOIN_SECONDS", 0.05)
+    monkeypatch.setattr(sampling, "_JOIN_SECONDS", 0.05)
 
     asked, answer = threading.Event(), threading.Event()
 
@@ -169,7 +202,7 @@ def test_a_driver_that_hangs_does_not_hang_the_stop(monkeypatch: pytest.MonkeyPa
     fake.hang = True
     assert asked.wait(30)
     note, tables = collector.stop()  # returns although the driver has not answered
-    assert note.reason == "NVML stopped answering"
+    assert note.reason == "the driver stopped answering"
     assert tables["samples"].num_rows >= 2 * METRICS_COUNT
     assert fake.shutdowns_count == 0
     answer.set()
