@@ -113,7 +113,7 @@ class SamplingCollector(ABC, Generic[S]):
             self._series = self._open(self._cleanup)
         except Exception as error:  # Unavailable, or whatever a library makes of a broken machine
             self._state, self._problem = "refused", str(error)
-            self._cleanup.close()
+            self._undo()
             return
         self._state = "ok"
         self._thread = threading.Thread(target=self._run, name=f"spikeprof-{self.name}", daemon=True)
@@ -130,7 +130,7 @@ class SamplingCollector(ABC, Generic[S]):
         hung = self._thread.is_alive()
         self._thread = None
         if not hung:  # closing a library under a call in progress can crash
-            self._cleanup.close()
+            self._undo()
         try:
             tables = self._tables()
         except Exception as error:  # a hung thread may still append
@@ -141,13 +141,19 @@ class SamplingCollector(ABC, Generic[S]):
         problems = [*self._missing(), *self._problems(), *self._faults(failed_count, hung)]
         note = CollectorNote(
             "degraded" if problems else "ok",
-            "; ".join([*problems, *_together((remark, s.label) for s in self._series for remark in s.remarks)]),
+            "; ".join([*problems, *together((remark, s.label) for s in self._series for remark in s.remarks)]),
             records_count=sum(table.num_rows for table in tables.values()),
             dropped_count=self._dropped_count,
             set_aside_count=sum(self._set_aside.values()),
             set_aside_reasons=self._set_aside,
         )
         return note, tables
+
+    def _undo(self) -> None:
+        try:
+            self._cleanup.close()
+        except Exception:  # nothing depends on it, and a lost GPU makes it fail
+            return
 
     def _run(self) -> None:
         due_ns = time.monotonic_ns()
@@ -181,7 +187,7 @@ class SamplingCollector(ABC, Generic[S]):
             for metric, reason in series.missing.items():
                 by_reason.setdefault(reason, []).append(metric)
             clauses += [(f"no {', '.join(names)} ({why})", series.label) for why, names in by_reason.items()]
-        return _together(clauses)
+        return together(clauses)
 
     def _faults(self, failed_count: int, hung: bool) -> list[str]:
         faults = []
@@ -196,7 +202,7 @@ class SamplingCollector(ABC, Generic[S]):
         return faults
 
 
-def _together(clauses: Iterable[tuple[str, str]]) -> list[str]:
+def together(clauses: Iterable[tuple[str, str]]) -> list[str]:
     """``[("no a", "GPU 0"), ("no a", "GPU 1")]`` as ``["GPU 0, GPU 1: no a"]``."""
     labels: dict[str, list[str]] = {}
     for clause, label in clauses:
