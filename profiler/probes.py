@@ -56,6 +56,7 @@ def machine_probes(folder: Path) -> list[Probe]:
         ("libcuda", libcuda),
         ("GPUs", gpus),
         ("counters", counters),
+        ("GPM", gpm),
         ("container", container),
         ("trace folder", lambda: trace_folder(folder)),
         ("cupti-python", cupti_python),
@@ -151,6 +152,23 @@ def counters(root: Path = ROOT) -> Probe:
     return Probe(name, "degraded", "the driver gives them to administrators only; kernels are traced all the same", fix)
 
 
+def gpm(nvml: Any = None) -> Probe:
+    """Whether the driver averages what the units of each GPU do: the fall-back where counters are refused."""
+    from spikeprof.profiler.collectors import gpm as collector
+    from spikeprof.profiler.collectors import nvml as adapter
+
+    name = "GPM"
+    try:
+        with adapter.opened(nvml) as module:
+            reasons = {gpu.index: collector.why_not(module, gpu) for gpu in adapter.devices(module)}
+    except adapter.NvmlUnavailable as error:
+        return Probe(name, "degraded", str(error), "install the driver's NVML")
+    works = [f"GPU {index}" for index, why in reasons.items() if not why]
+    lacks = [f"GPU {index}: {why}" for index, why in reasons.items() if why]
+    told = [f"SM, tensor, DRAM, PCIe and NVLink rates of {', '.join(works)}, for every user"] if works else []
+    return Probe(name, "degraded" if lacks or not works else "ok", "; ".join(told + lacks) or "NVML shows no GPU")
+
+
 def container(root: Path = ROOT) -> Probe:
     """Whether this is a container: most missing pieces are then options of its start."""
     return Probe("container", "ok", _container(root) or "none seen")
@@ -188,19 +206,21 @@ def cupti_python() -> Probe:
     return Probe(name, "ok", f"{version}, with PM sampling")
 
 
-def cpu_counters(root: Path = ROOT) -> Probe:
-    """Whether perf_event_open may count CPU events of the user's own processes."""
+def cpu_counters(system_call: Callable[[Any], int] | None = None, root: Path = ROOT) -> Probe:
+    """Whether the cache events of the CPU can be counted for programs of this user, by opening them."""
+    from spikeprof.profiler.collectors import perf_events
+
     name = "CPU counters"
-    paranoid = root / "proc/sys/kernel/perf_event_paranoid"
-    if not paranoid.exists():
-        return Probe(name, "degraded", "this kernel has no perf events")
-    level = int(paranoid.read_text())
-    if level > 2 and not _capabilities(root) >> CAP_PERFMON & 1:
-        fix = "sysctl kernel.perf_event_paranoid=2"
-        return Probe(name, "degraded", f"kernel.perf_event_paranoid is {level}: refused to this user", fix)
-    if not (root / "sys/bus/event_source/devices/cpu").exists():
-        return Probe(name, "degraded", "this (virtual) machine shows no hardware events of its CPUs")
-    return Probe(name, "ok", f"kernel.perf_event_paranoid is {level}")
+    opened = perf_events.open_events(system_call or perf_events.perf_event_open, root)
+    opened.close()
+    lacks = [f"not {metric} ({refusal.why})" for metric, refusal in opened.refused.items()]
+    if not opened.descriptors:
+        first = next(iter(opened.refused.values()))
+        return Probe(name, "degraded", first.why, first.fix)
+    told = [*opened.descriptors, *lacks]
+    if opened.is_user_only:
+        told.append(f"without the kernel's own code (kernel.perf_event_paranoid is {perf_events.paranoid_level(root)})")
+    return Probe(name, "degraded" if lacks else "ok", ", ".join(told))
 
 
 def _capabilities(root: Path) -> int:

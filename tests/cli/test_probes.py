@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import errno
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from collectors.fake_gpm import FakeGpm
 from collectors.fake_nvml import FakeNvml
 
 from spikeprof.profiler import probes
@@ -86,17 +90,51 @@ def test_counters(tmp_path: Path, params: str, capabilities: str, state: str, pa
     assert can_record([probe])
 
 
-@pytest.mark.parametrize(("level", "state"), [("2", "ok"), ("4", "degraded"), ("-1", "ok")])
-def test_cpu_counters(tmp_path: Path, level: str, state: str) -> None:
-    root = machine(
-        tmp_path, proc__sys__kernel__perf_event_paranoid=level, sys__bus__event_source__devices__cpu__type="4"
+def opening(*refused: int, code: int = errno.ENOENT) -> Callable[[Any], int]:
+    def system_call(attr: Any) -> int:
+        if attr.config in refused:
+            raise OSError(code, os.strerror(code))
+        return os.open(os.devnull, os.O_RDONLY)
+
+    return system_call
+
+
+def test_cpu_counters(tmp_path: Path) -> None:
+    root = machine(tmp_path, proc__sys__kernel__perf_event_paranoid="4", sys__bus__event_source__devices__cpu__type="4")
+    probe = probes.cpu_counters(opening(), root)
+    assert (probe.state, probe.detail) == (
+        "ok",
+        "l1d_read_count, l1d_read_miss_count, llc_read_count, llc_read_miss_count",
     )
-    assert probes.cpu_counters(root).state == state
+    some = probes.cpu_counters(opening(2, 0x10002), root)
+    assert some.state == "degraded"
+    assert some.detail == (
+        "l1d_read_count, l1d_read_miss_count, not llc_read_count (this CPU counts no such event), "
+        "not llc_read_miss_count (this CPU counts no such event)"
+    )
+    none = probes.cpu_counters(opening(0, 2, 0x10000, 0x10002, code=errno.EACCES), root)
+    assert (none.state, none.detail) == ("degraded", "kernel.perf_event_paranoid is 4, which refuses them to this user")
+    assert none.fix == "sysctl kernel.perf_event_paranoid=2, or the capability CAP_PERFMON"
 
 
 def test_cpu_counters_of_a_virtual_machine(tmp_path: Path) -> None:
     root = machine(tmp_path, proc__sys__kernel__perf_event_paranoid="1")
-    assert "no hardware events" in probes.cpu_counters(root).detail
+    assert "no hardware events" in probes.cpu_counters(opening(0, 2, 0x10000, 0x10002), root).detail
+
+
+def test_gpm() -> None:
+    probe = probes.gpm(FakeGpm())
+    assert (probe.state, probe.detail) == (
+        "ok",
+        "SM, tensor, DRAM, PCIe and NVLink rates of GPU 0, GPU 1, for every user",
+    )
+    one = probes.gpm(FakeGpm(gpm=(1,)))
+    assert one.state == "degraded"
+    assert one.detail.endswith(
+        "of GPU 1, for every user; GPU 0: no GPM on NVIDIA H200 (it exists from Hopper, sm_90, on)"
+    )
+    assert probes.gpm(FakeGpm(gpus=0)).detail == "NVML shows no GPU"
+    assert probes.gpm(FakeGpm(init_error=RuntimeError("Driver Not Loaded"))).state == "degraded"
 
 
 def test_trace_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
