@@ -335,9 +335,7 @@ _TABLES = (
             Column("generation", _I32, "of NVLink or PCIe, as it ran; 0 = unknown"),
             Column("max_generation", _I32, "the highest that both ends can run; 0 = unknown"),
             Column("links_count", _I32, "NVLinks or PCIe lanes in use; null = unknown"),
-            Column(
-                "max_links_count", _I32, "NVLinks that the GPU has, or PCIe lanes that both ends have; null = unknown"
-            ),
+            Column("max_links_count", _I32, "the same with NVLinks that are down, and unused lanes; null = unknown"),
             Column("peer_access", _STR, "P2P status of two GPUs as the driver says: ok, or why not; empty = unknown"),
             Column("numa_node", _I32, "nearest to the GPU of a host row; -1 = unknown, or two GPUs"),
             Column("peak_bytes_per_s", _F64, "theoretical, this direction; null = unknown"),
