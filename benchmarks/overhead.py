@@ -1,13 +1,17 @@
 """What recording costs the program: eager decode step and CUDA-graph replay, on a GPU.
 
-    python benchmarks/overhead.py [--seconds 60] [--json FILE]
+    python benchmarks/overhead.py [--processes 4] [--repeats 4] [--window-seconds 12] [--json FILE]
 
-All ways of recording take turns in one process, in random order; each block stands between two untraced ones,
-and the ratio to their mean is what counts: the machine's own drift, often larger than the effect, cancels.
-"Untraced" means that CUPTI has been detached (cuptiFinalize), not merely disabled.
+Ways of recording take turns within a process, in random order; each block stands between two blocks of the reference,
+and the ratio to their mean is what counts: the machine's own drift, often larger than the effect, cancels. Two
+references are needed, because calls can be recorded only where they were switched on before CUDA was in use:
 
-The agent is the shipped one, started as in a target; ``floor`` is CUPTI alone with the same records, raw buffers
-thrown away unread, and ``floor, kernels and copies only`` the least that records kernels at all.
+``off``       the agent as shipped, started as in a target, with recording switched off (as in ``--clean-steps``)
+``detached``  CUPTI taken out of the process (cuptiFinalize), which is an untraced program; there is no way back
+
+So the cost against an untraced program is (recording ÷ off) × (off ÷ detached). The processes are forks of one that has
+imported torch. ``floor`` is CUPTI alone with the same records, raw buffers thrown away unread, and ``floor, kernels and
+copies only`` the least that records kernels at all.
 """
 
 from __future__ import annotations
@@ -34,6 +38,9 @@ from workload import Workload
 ROOT = Path(__file__).resolve().parent.parent
 EAGER_BLOCK, GRAPH_BLOCK = 8, 60  # steps timed at a time
 
+#: way -> eager/graph -> (ms recorded, ms of the reference beside it) per repeat
+Pairs = dict[str, dict[str, list[tuple[float, float]]]]
+
 
 def load_agent(spool: str, options: dict[str, object]) -> object:
     """The agent package as a target loads it, and its Agent, not yet recording."""
@@ -51,14 +58,13 @@ def load_agent(spool: str, options: dict[str, object]) -> object:
 
 
 class Bench:
-    """One process's workload and the ways of recording it."""
+    """One process's workload and the ways of recording it. Begins switched off."""
 
     def __init__(self, spool: str) -> None:
-        # Callbacks at graph capture cost a step nothing; without them CUPTI can be detached again and again.
+        # Callbacks at graph capture cost a step nothing; without them CUPTI can be detached.
         self.agent = load_agent(spool, {"graph_nodes": False})
-        self.agent.set_condition("yielded", "benchmark")
-        self.work = Workload()
         self.agent.activate()
+        self.work = Workload()
         self.cupti = self.agent.cupti
         from _spikeprof import cupti
         from _spikeprof import spool as spool_module
@@ -66,23 +72,36 @@ class Bench:
         self.binding, self.buffer_bytes = cupti, spool_module.BUFFER_BYTES
         self.idle: list[int] = []
         self.memory: list[object] = []
+        self.counted: dict[int, int] = {}
+        self.counting = False
         self.floor_callbacks = (cupti.REQUEST_TYPE(self._lend), cupti.COMPLETE_TYPE(self._discard))
-        self.detach()
+        self.off()
 
     # -- ways of recording: (begin, end) -------------------------------------------------------
 
     def spikeprof(self) -> None:
         """Everything that `spikeprof run` records by default."""
-        self.agent.set_condition("yielded", None)
+        self.agent.set_condition("clean", None)
 
-    def spikeprof_end(self) -> None:
-        """Step aside, as for a guest."""
-        self.agent.set_condition("yielded", "benchmark")
+    def off(self) -> None:
+        """As between them: loaded, and switched off."""
+        self.agent.set_condition("clean", "benchmark")
+
+    def window_off(self) -> None:
+        """The off part of a duty window: calls are recorded, GPU work is not."""
+        self.agent.set_condition("off", "benchmark")
+        self.agent.set_condition("clean", None)
+
+    def window_off_end(self) -> None:
+        """Leave it."""
+        self.off()
+        self.agent.set_condition("off", None)
 
     def floor(self) -> None:
         """The same records, raw buffers thrown away unread."""
         self.cupti.register(*self.floor_callbacks)
-        self.cupti.enable()
+        self.cupti.enable_calls()
+        self.cupti.enable_work()
 
     def floor_kernels(self) -> None:
         """Kernels, copies and memsets only, thrown away."""
@@ -95,18 +114,12 @@ class Bench:
         ):
             self.cupti._call("cuptiActivityEnable", ctypes.c_int(kind))
 
-    def disabled(self) -> None:
-        """CUPTI loaded, recorded a step, then disabled: what --clean-steps and off windows see."""
-        self.floor()
-        self.work.step()
-        torch.cuda.synchronize()
-        self.cupti.disable()
+    def floor_end(self) -> None:
+        """Stop the above, and give CUPTI back to the agent."""
+        self.cupti.disable_work()
+        self.cupti.disable_calls()
         self.cupti.flush()
-
-    def cupti_end(self) -> None:
-        """Stop the above."""
-        self.cupti.disable()
-        self.cupti.flush()
+        self.cupti.register(self.agent._callbacks.request, self.agent._callbacks.complete)
 
     def torch_profiler(self) -> None:
         """torch.profiler, CUDA activities only."""
@@ -117,13 +130,25 @@ class Bench:
         """Its stop is not timed: it would cost a second or more."""
         self.session.__exit__(None, None, None)
         del self.session
-        self.cupti.register(*self.floor_callbacks)
+        self.detach()
 
     def detach(self) -> None:
         """Take CUPTI out of the process."""
         code = self.cupti._lib.cuptiFinalize()
         if code:
             raise RuntimeError(f"cuptiFinalize: {code}")
+
+    def records_of_a_step(self) -> dict[str, int]:
+        """How many kernels and calls CUPTI records of an eager step in the way called ``floor``."""
+        self.counting = True
+        self.floor()
+        self.work.step()
+        torch.cuda.synchronize()
+        self.cupti.flush(forced=True)
+        self.floor_end()
+        self.counting = False
+        calls = self.counted.get(self.binding.KIND_RUNTIME, 0) + self.counted.get(self.binding.KIND_DRIVER, 0)
+        return {"kernels": self.counted.get(self.binding.KIND_KERNEL, 0), "calls": calls}
 
     def _lend(self, buffer: int, size: int, records: int) -> None:
         if not self.idle:
@@ -134,7 +159,12 @@ class Bench:
         ctypes.c_size_t.from_address(size).value = self.buffer_bytes
         ctypes.c_size_t.from_address(records).value = 0
 
-    def _discard(self, _context: int, _stream: int, buffer: int, _size: int, _valid: int) -> None:
+    def _discard(self, _context: int, _stream: int, buffer: int, _size: int, valid: int) -> None:
+        if self.counting:
+            record, following = ctypes.c_void_p(), self.cupti._lib.cuptiActivityGetNextRecord
+            while not following(ctypes.c_void_p(buffer), ctypes.c_size_t(valid), ctypes.byref(record)):
+                kind = ctypes.c_uint32.from_address(record.value).value
+                self.counted[kind] = self.counted.get(kind, 0) + 1
         self.idle.append(buffer)
 
 
@@ -148,33 +178,41 @@ def timed(step: Callable[[], None], count: int) -> float:
     return (time.perf_counter() - began) / count * 1e3
 
 
-def measure(bench: Bench, seconds: float) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """way -> eager/graph -> (ms recorded, ms untraced beside it) per repeat."""
-    ways = {
-        "spikeprof": (bench.spikeprof, bench.spikeprof_end),
-        "floor": (bench.floor, bench.cupti_end),
-        "floor, kernels and copies only": (bench.floor_kernels, bench.cupti_end),
-        "CUPTI disabled": (bench.disabled, bench.cupti_end),
-        "torch.profiler": (bench.torch_profiler, bench.torch_profiler_end),
-        "untraced again": (lambda: bench.cupti.register(*bench.floor_callbacks), lambda: None),
+def measure(bench: Bench, repeats: int) -> Pairs:
+    """All ways of recording in turn: first against ``off``, then what is left against ``detached``."""
+    against_off: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
+        "spikeprof": (bench.spikeprof, bench.off),
+        "floor": (bench.floor, bench.floor_end),
+        "floor, kernels and copies only": (bench.floor_kernels, bench.floor_end),
+        "off part of a window": (bench.window_off, bench.window_off_end),
+        "off again": (lambda: None, lambda: None),
     }
-    found: dict[str, dict[str, list[tuple[float, float]]]] = {way: {"eager": [], "graph": []} for way in ways}
-    until = time.monotonic() + seconds
+    found = _in_turn(bench, against_off, repeats)
+    off = [_pair(bench, warm=2) for _ in range(repeats)]
+    bench.detach()
+    detached = [_pair(bench, warm=2) for _ in range(repeats)]
+    found["off, to detached after it"] = {
+        kind: [(a[i], b[i]) for a, b in zip(off, detached, strict=True)] for i, kind in enumerate(("eager", "graph"))
+    }
+    found.update(_in_turn(bench, {"torch.profiler, to detached": (bench.torch_profiler, bench.torch_profiler_end)}, 2))
+    return found
+
+
+def _in_turn(bench: Bench, ways: dict[str, tuple[Callable[[], None], Callable[[], None]]], repeats: int) -> Pairs:
+    found: Pairs = {way: {"eager": [], "graph": []} for way in ways}
     order = list(ways)
-    rounds = 0
-    while time.monotonic() < until or rounds < 10:
+    before = _pair(bench, warm=2)
+    for _ in range(repeats):
         random.shuffle(order)
-        rounds += 1
         for way in order:
             begin, end = ways[way]
-            before = _pair(bench, warm=2)
             begin()
             during = _pair(bench, warm=2)
             end()
-            bench.detach()
             after = _pair(bench, warm=2)
             for i, kind in enumerate(("eager", "graph")):
                 found[way][kind].append((during[i], (before[i] + after[i]) / 2))
+            before = after
     return found
 
 
@@ -185,35 +223,22 @@ def _pair(bench: Bench, warm: int) -> tuple[float, float]:
     return eager, timed(bench.work.replay, GRAPH_BLOCK)
 
 
-def windows(
-    bench: Bench, seconds: float, on: float = 0.1, off: float = 0.9
-) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Recording in windows, in stretches of one cycle that take turns with stretches of CUPTI disabled.
-
-    Those in turn are held against stretches before, while CUPTI was detached: once windows have run, nothing is
-    detached any more.
-    """
+def windows(bench: Bench, seconds: float, on: float = 0.1, off: float = 0.9) -> Pairs:
+    """Recording in windows, in stretches of one cycle that take turns with stretches of recording switched off."""
     steps = {"eager": (bench.work.step, EAGER_BLOCK), "graph": (bench.work.replay, GRAPH_BLOCK)}
-    detached = {
-        kind: statistics.median(_stretch(step, chunk, on + off) for _ in range(4))
-        for kind, (step, chunk) in steps.items()
-    }
-    in_windows: dict[str, list[tuple[float, float]]] = {"eager": [], "graph": []}
-    disabled: dict[str, list[tuple[float, float]]] = {"eager": [], "graph": []}
+    found: dict[str, list[tuple[float, float]]] = {"eager": [], "graph": []}
     until = time.monotonic() + seconds
-    while time.monotonic() < until or len(in_windows["graph"]) < 5:
+    while time.monotonic() < until or len(found["graph"]) < 5:
         for kind, (step, chunk) in steps.items():
             bench.agent.options.window = [on, off]
             bench.agent._began = time.monotonic()
             bench.spikeprof()
             during = _stretch(step, chunk, on + off)
             bench.agent.options.window = None
-            bench.spikeprof_end()
+            bench.off()
             bench.agent.set_condition("off", None)
-            beside = _stretch(step, chunk, on + off)
-            in_windows[kind].append((during, beside))
-            disabled[kind].append((beside, detached[kind]))
-    return {"windows of 10 %, to disabled": in_windows, "disabled, to detached before": disabled}
+            found[kind].append((during, _stretch(step, chunk, on + off)))
+    return {"windows of 10 %": found}
 
 
 def _stretch(step: Callable[[], None], chunk: int, seconds: float) -> float:
@@ -225,14 +250,32 @@ def _stretch(step: Callable[[], None], chunk: int, seconds: float) -> float:
     return (time.perf_counter() - began) / count * 1e3
 
 
+def in_a_fork(what: Callable[[Bench], object]) -> object:
+    """The JSON of ``what(bench)`` from a process of its own, None when it failed."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(reader)
+        with tempfile.TemporaryDirectory() as spool, open(writer, "w", encoding="utf-8") as out:
+            bench = Bench(spool)
+            json.dump(what(bench), out)
+            out.flush()
+            os._exit(0)  # an exit after cuptiFinalize may crash: nothing more is wanted of it
+    os.close(writer)
+    with open(reader, encoding="utf-8") as answer:
+        text = answer.read()
+    os.waitpid(pid, 0)
+    return json.loads(text) if text else None
+
+
 def summary(pairs: list[tuple[float, float]]) -> dict[str, float]:
     """Median ms and the median and quartiles of the ratios."""
-    ratios = sorted(during / untraced for during, untraced in pairs)
+    ratios = sorted(during / reference for during, reference in pairs)
     quarter = len(ratios) // 4
     return {
         "repeats": len(ratios),
         "ms": round(statistics.median(during for during, _ in pairs), 4),
-        "untraced_ms": round(statistics.median(untraced for _, untraced in pairs), 4),
+        "reference_ms": round(statistics.median(reference for _, reference in pairs), 4),
         "cost_percent": round(100 * (statistics.median(ratios) - 1), 2),
         "quartiles_percent": [round(100 * (ratios[i] - 1), 2) for i in (quarter, -1 - quarter)],
     }
@@ -241,25 +284,24 @@ def summary(pairs: list[tuple[float, float]]) -> dict[str, float]:
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--window-seconds", type=float, default=20)
+    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=4, help="in each process")
+    parser.add_argument("--window-seconds", type=float, default=12)
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
     gc.disable()
     faulthandler.enable()
-    with tempfile.TemporaryDirectory() as spool:
-        bench = Bench(spool)
-        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {bench.cupti.path}")
-        head = f"{'quartiles':>18} {'ms':>9}   "
-        print(f"{'':32}{'eager: cost':>12} {head}{'graph: cost':>12} {head} n")
-        table = {}
-        if arguments.seconds:
-            for way, kinds in measure(bench, arguments.seconds).items():
-                table[way] = show(way, kinds)
-        if arguments.window_seconds:  # last: nothing is detached any more after it
-            for way, kinds in windows(bench, arguments.window_seconds).items():
-                table[way] = show(way, kinds)
-        bench.agent.finish()
+    print(f"torch {torch.__version__}; recorded of an eager step: {in_a_fork(Bench.records_of_a_step)}", flush=True)
+    found: Pairs = {}
+    for _ in range(arguments.processes):
+        for way, kinds in (in_a_fork(lambda bench: measure(bench, arguments.repeats)) or {}).items():
+            for kind, pairs in kinds.items():
+                found.setdefault(way, {}).setdefault(kind, []).extend(pairs)
+    if arguments.window_seconds:
+        found.update(in_a_fork(lambda bench: windows(bench, arguments.window_seconds)) or {})
+    head = f"{'quartiles':>18} {'ms':>9}   "
+    print(f"{'':32}{'eager: cost':>12} {head}{'graph: cost':>12} {head} n")
+    table = {way: show(way, kinds) for way, kinds in found.items()}
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
     return 0

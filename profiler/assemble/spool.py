@@ -53,7 +53,9 @@ class ProcessSpool:
     @property
     def collected(self) -> bool:
         """Whether recording was ever on: then an absence of records means that nothing happened."""
-        return any(state == "traced" for _, state, _ in self.windows) or self.records.exists()
+        if not self.windows:
+            return self.records.exists()
+        return any(state == "traced" for _, state, _ in self.windows)
 
     @property
     def clock_held(self) -> bool:

@@ -10,6 +10,10 @@ What is recorded at a moment follows from a few independent conditions, each set
     traced   none of the above
 
 Every change is written to the spool as a window, so that a report can say what was not measured and why.
+
+In duty windows and outside a capture range only the recording of GPU work is switched off, and that of calls goes on:
+switched by one thread while another is inside a launch, libcupti 13.0 takes all later calls of that thread for parts
+of that launch, under one correlation id.
 """
 
 from __future__ import annotations
@@ -39,6 +43,9 @@ if TYPE_CHECKING:
 
 #: Conditions in order of precedence.
 _STATES = ("stopped", "yielded", "range", "off", "clean")
+
+#: Conditions in which calls are recorded.
+_CALLS_ON = frozenset(("traced", "range", "off"))
 
 #: Conditions in which CUPTI must be left alone: it is somebody else's, or recording is over.
 _HANDS_OFF = frozenset(("stopped", "yielded"))
@@ -90,6 +97,7 @@ class Agent:
         self._state: str | None = None
         self._entered: tuple[str, str] | None = None
         self._registered = self._activated = self.inherited = self._finished = self._devices_told = False
+        self._calls_on = False
         self._began = 0.0
         self._flushes_owed = 0
         self._control: Control | None = None
@@ -277,7 +285,7 @@ class Agent:
         was = self._state
         state = next((s for s in _STATES if s in self._conditions), "traced")
         if state != was:
-            if was == "traced" or (was is not None and was not in _HANDS_OFF and state in _HANDS_OFF):
+            if was == "traced" or (was not in (None, *_HANDS_OFF) and state not in _CALLS_ON):
                 self._leave(state)
             self._registered = self._registered and state != "yielded"
             if state in _HANDS_OFF and was not in _HANDS_OFF:
@@ -286,27 +294,35 @@ class Agent:
                 self._each_part("resume")
         # A traced window holds all that may have been recorded: from before CUPTI is on until after it is off.
         began = Clock.unix_ns()
-        if state == "traced" and state != was:
-            self._record()
+        if state in _CALLS_ON and state != was:
+            self._record(work=state == "traced")
         self._enter(state, self._conditions.get(state, ""), began)
 
-    def _record(self) -> None:
+    def _record(self, work: bool) -> None:
         if not self._registered:
             self.driver.register(self._callbacks.request, self._callbacks.complete)
             self._registered = True
-        refused = self.driver.enable()
-        self._flushes_owed = _SETTLING_FLUSHES
+        refused = {}
+        if not self._calls_on:
+            refused.update(self.driver.enable_calls())
+            self._calls_on = True
+        if work:
+            refused.update(self.driver.enable_work())
+            self._flushes_owed = _SETTLING_FLUSHES
+            self._tell_devices()
+        if refused:
+            self.spool.event(ev="refused", what=refused)
+
+    def _tell_devices(self) -> None:
         if not self._devices_told:  # not before: the records would end up with a guest
             self._devices_told = True
             try:
                 self.driver.dump_devices()
             except cupti.CuptiError as error:
                 self.spool.event(ev="note", text="no device records: %s" % error)
-        if refused:
-            self.spool.event(ev="refused", what=refused)
 
     def _leave(self, state: str, forced: bool = False) -> None:
-        """Flush and switch CUPTI off; no flush of ours is under way when this returns."""
+        """Flush and switch off what ``state`` does not record; no flush of ours is under way when this returns."""
         if not self._flush_lock.acquire(timeout=_PATIENCE_SECONDS):
             raise cupti.CuptiError("a flush has not returned for %g s" % _PATIENCE_SECONDS)
         try:
@@ -314,8 +330,11 @@ class Agent:
             self.driver.flush(forced)
         finally:
             if self._state == "traced":
-                self.driver.disable()
+                self.driver.disable_work()
                 self._count_dropped()
+            if self._calls_on and state not in _CALLS_ON:
+                self.driver.disable_calls()
+                self._calls_on = False
             self._state = state
             self._flush_lock.release()
 

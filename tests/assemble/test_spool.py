@@ -166,7 +166,9 @@ def test_collected_means_that_recording_was_on(tmp_path: Path) -> None:
     assert read_process(write(tmp_path, "1-1", frames=None, lines=lines)).collected
     lines[1] = {"ev": "window", "t": T0 + 50, "state": "off", "reason": "before cudaProfilerStart"}
     assert not read_process(write(tmp_path, "2-2", frames=None, lines=lines)).collected
-    assert read_process(write(tmp_path, "3-3", frames=[b""], lines=lines)).collected
+    # Calls are recorded meanwhile; GPU work is not.
+    assert not read_process(write(tmp_path, "3-3", frames=[b""], lines=lines)).collected
+    assert read_process(write(tmp_path, "4-4", frames=[b""], lines=lines[:1])).collected
 
 
 # -- ranks ------------------------------------------------------------------------------------------------

@@ -28,6 +28,11 @@ def windows(trace: Trace, state: str) -> list[tuple[int, int]]:
     return [(row["start_ns"], row["end_ns"]) for row in rows if row["state"] == state]
 
 
+def launched(trace: Trace) -> np.ndarray:
+    """Of each kernel, whether the call that launched it was recorded."""
+    return np.isin(trace.column("kernels", "correlation_id"), trace.column("runtime_calls", "correlation_id"))
+
+
 def test_a_guest_profiler_gets_its_events_and_recording_resumes(tmp_path: Path) -> None:
     done, trace = record(tmp_path / "t", ["guest", "4"])
     assert done.returncode == 0, done.stderr
@@ -44,6 +49,7 @@ def test_a_guest_profiler_gets_its_events_and_recording_resumes(tmp_path: Path) 
     after = (start > told["resumed_ns"] - t0) & (start < told["ended_ns"] - t0)
     # Four steps, as many as each session of the guest held, on our own clock again.
     assert int(after.sum()) == told["sessions"][1]["kernels"]
+    assert launched(trace)[after].all()
 
 
 def test_a_killed_program_loses_at_most_the_last_fifth_of_a_second(tmp_path: Path) -> None:
@@ -103,6 +109,10 @@ def test_duty_windows_lose_only_what_is_in_flight(tmp_path: Path, window: str) -
     kernels = kernels[(kernels.graph_id > 0) & (kernels.correlation_id > 0)]
     sizes = kernels.groupby("correlation_id").size()
     assert (sizes == sizes.max()).mean() > 0.9
+    # And under its own correlation id: no call is taken for a part of another one.
+    calls = trace.table("runtime_calls").to_pandas()
+    assert calls.correlation_id.is_unique
+    assert launched(trace).mean() > 0.95
 
 
 def test_workers_are_recorded_each_and_forked_bystanders_are_not_touched(tmp_path: Path) -> None:

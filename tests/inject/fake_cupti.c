@@ -2,7 +2,9 @@
  *
  * It behaves as the real one was seen to: full buffers are delivered by a worker thread, cuptiActivityFlushAll
  * delivers the rest on its caller's thread, a refused buffer drops records and counts them, one subscriber at
- * a time. The program under test makes the GPU work through the fake_* functions, so that counts are exact.
+ * a time; calls are recorded where they were switched on one by one, for the first time before anything was launched;
+ * switched off by one thread while another is launching, all later calls of that thread come under one correlation id.
+ * The program under test makes the GPU work through the fake_* functions, so that counts are exact.
  *
  * FAKE_CUPTI_FAIL=register|enable|subscribe|flush makes that call fail; =hang lets a flush never return.
  */
@@ -35,6 +37,8 @@ static Request request;
 static Complete complete;
 static uint64_t (*clock_now)(void);
 static uint8_t kind_on[KINDS], call_on[CALLS];
+static pthread_t generator;
+static int generating, frozen, launched, hooked;
 static Buffer current, queue[QUEUE];
 static int queued, delivering;
 static size_t dropped;
@@ -223,7 +227,10 @@ int cuptiActivityDisable(int kind)
 
 int cuptiActivityEnableRuntimeApi(uint32_t cbid, uint8_t on)
 {
-    call_on[cbid] = on;
+    if (call_on[cbid] && !on && generating && !pthread_equal(generator, pthread_self()))
+        frozen = 1;
+    hooked |= !launched;
+    call_on[cbid] = on && hooked;
     return OK;
 }
 
@@ -324,7 +331,9 @@ int cuptiGetGraphId(void *graph, uint32_t *id)
 static void launch(const char *name)
 {
     pthread_mutex_lock(&lock);
-    correlation++;
+    launched = 1;
+    if (!frozen)
+        correlation++;
     uint64_t begin = now();
     if (call_on[LAUNCH_KERNEL])
         put_call(LAUNCH_KERNEL, begin, begin + 500);
@@ -365,8 +374,8 @@ static void *generate(void *per_second)
 /* A thread of the driver's that goes on launching. */
 void fake_generate(int per_second)
 {
-    pthread_t thread;
-    pthread_create(&thread, NULL, generate, (void *)(intptr_t)per_second);
+    generating = 1;
+    pthread_create(&generator, NULL, generate, (void *)(intptr_t)per_second);
 }
 
 /* Capture a graph of so many nodes and instantiate it: each node is created, then cloned. */
