@@ -236,3 +236,8 @@ def samples_table(series: Sequence[Series]) -> pa.Table:
         }
     )
     return table.cast(TABLES["samples"].arrow)
+
+
+def joined_samples(tables: Sequence[pa.Table]) -> pa.Table:
+    """One table ``samples`` of what several collectors read, sorted by time."""
+    return pa.concat_tables(tables).unify_dictionaries().combine_chunks().sort_by("t_ns")
