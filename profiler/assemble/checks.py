@@ -45,6 +45,8 @@ def sound(records: Records, process: ProcessSpool, handed_over_ns: int, tally: T
     candidates = ~untimed & ~backwards & ~outside & on_gpu
     unwanted = candidates & ~_began_while_traced(start, process)
     torn = candidates & ~unwanted & _crosses_a_pause(start, end, process)
+    if on_gpu and process.clock_held and len(process.windows) > 1:
+        torn |= candidates & ~unwanted & ~torn & torn_replays(records)
     bad: npt.NDArray[np.bool_] = untimed | backwards | outside | unwanted | torn
     if not bad.any():
         return records
@@ -90,6 +92,39 @@ def _crosses_a_pause(
         return np.zeros(len(start), bool)
     limits = np.array([*pauses, np.iinfo(np.int64).max], np.uint64)
     return np.asarray(end > limits[np.searchsorted(limits[:-1], start, side="right")])
+
+
+#: A torn replay lasts so many times as long as the same graph usually does, kernels added up, ...
+_TORN_TIMES_USUAL = 20
+#: ... and its kernels so many times as long as the replay: all of them seem to run at once.
+_TORN_TIMES_SPAN = 2
+
+
+def torn_replays(records: Records) -> npt.NDArray[np.bool_]:
+    """Work of graph replays that got its begin from one replay and its end from a later one.
+
+    libcupti 13.0 reads a replay's times late: of the last one launched before recording was switched off, the ends
+    may be those of the first one launched after it was on again, whenever the GPU got to either. All kernels of such
+    a replay seem to overlap, for far longer than the graph takes. Told only where the records hold other replays of
+    the graph to compare with.
+    """
+    if not (records["graph"] > 0).any():
+        return np.zeros(len(records), bool)
+    replays, of = np.unique(records["graph"].astype(np.uint64) << 32 | records["correlation"], return_inverse=True)
+    # Seconds of a process's clock fit into a double to the nanosecond once its begin is taken off.
+    start, end = ((records[name] - records["start"].min()).astype(np.int64) for name in ("start", "end"))
+    total = np.bincount(of, (end - start).clip(0), len(replays))
+    first, last = np.full(len(replays), np.iinfo(np.int64).max), np.zeros(len(replays), np.int64)
+    np.minimum.at(first, of, start)
+    np.maximum.at(last, of, end)
+    usual = np.zeros(len(replays))
+    graphs = replays >> 32
+    for graph in np.unique(graphs).tolist():
+        same = np.flatnonzero(graphs == graph)
+        middle = (len(same) - 1) // 2  # the lower one of two: of those, the shorter is the sound one
+        usual[same] = np.partition(total[same], middle)[middle] if graph and len(same) > 1 else np.inf
+    torn = (total > _TORN_TIMES_USUAL * usual) & (total > _TORN_TIMES_SPAN * (last - first))
+    return np.asarray(torn[of])
 
 
 def _unix(ns: int) -> np.uint64:

@@ -152,7 +152,13 @@ def write_tables(
     if any(p.steps for p in traced):
         store.write_table(folder, "steps", _table("steps", sorted(steps, key=lambda row: row["start_ns"])))
     if nodes:
-        store.write_table(folder, "graph_nodes", _table("graph_nodes", nodes))
+        store.write_table(folder, "graph_nodes", _table("graph_nodes", _with_sources(nodes)))
+
+
+def _with_sources(nodes: Rows) -> Rows:
+    """Each node once: CUPTI tells of a clone twice, as created and then as cloned from another node."""
+    cloned = {(row["rank"], row["graph_node_id"]) for row in nodes if row["source_node_id"]}
+    return [row for row in nodes if row["source_node_id"] or (row["rank"], row["graph_node_id"]) not in cloned]
 
 
 def _windows(process: ProcessSpool, t0_unix_ns: int, last_ns: int) -> Rows:

@@ -167,7 +167,8 @@ def _note(process: ProcessSpool, event: dict[str, Any]) -> None:
 
 
 def _refused(process: ProcessSpool, event: dict[str, Any]) -> None:
-    process.notes.extend(f"{what} refused: {why}" for what, why in event["what"].items())
+    notes = [f"{what} refused: {why}" for what, why in event["what"].items()]
+    process.notes.extend(note for note in notes if note not in process.notes)
 
 
 _HANDLERS = {

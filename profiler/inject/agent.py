@@ -97,7 +97,7 @@ class Agent:
         self._state: str | None = None
         self._entered: tuple[str, str] | None = None
         self._registered = self._activated = self.inherited = self._finished = self._devices_told = False
-        self._calls_on = False
+        self._calls_on = self._calls_lost = False
         self._began = 0.0
         self._flushes_owed = 0
         self._control: Control | None = None
@@ -287,7 +287,9 @@ class Agent:
         if state != was:
             if was == "traced" or (was not in (None, *_HANDS_OFF) and state not in _CALLS_ON):
                 self._leave(state)
-            self._registered = self._registered and state != "yielded"
+            if state == "yielded":
+                self._registered = False
+                self._calls_lost = self.driver.selects_calls
             if state in _HANDS_OFF and was not in _HANDS_OFF:
                 self._each_part("pause")
             elif state not in _HANDS_OFF and was in _HANDS_OFF:
@@ -304,7 +306,10 @@ class Agent:
             self._registered = True
         refused = {}
         if not self._calls_on:
-            refused.update(self.driver.enable_calls())
+            if self._calls_lost:
+                refused["recording launches"] = "CUPTI records no calls after another profiler"
+            else:
+                refused.update(self.driver.enable_calls())
             self._calls_on = True
         if work:
             refused.update(self.driver.enable_work())

@@ -92,6 +92,8 @@ class Cupti:
         self._lib, self.path = open_library(override)
         self._keep: list[object] = []  # callback objects: CUPTI holds bare pointers to them
         self._subscriber = ctypes.c_void_p()
+        #: Whether calls are switched on one by one (CUDA 12.4 on), see ``enable_calls``.
+        self.selects_calls = hasattr(self._lib, "cuptiActivityEnableRuntimeApi")
 
     def version(self) -> int:
         """cuptiGetVersion, e.g. 130001."""
@@ -157,8 +159,9 @@ class Cupti:
     def enable_calls(self) -> dict[str, str]:
         """Start recording the calls of ``cbids``. Returns {what: why} for the parts that are refused.
 
-        The first time must be before CUDA is in use: later it has no effect (seen with libcupti 13.0). Recording the
-        whole kind and filtering would work at any time, but costs an eager step 35 % instead of 2 (docs/overhead.md).
+        One by one this has an effect only where it is first done before CUDA is in use, and no more after another
+        profiler (seen with libcupti 13.0). The whole kind, filtered, would work at any time, but makes every CUDA call
+        of the program dearer, also those that are not recorded (docs/overhead.md).
         """
         refused: dict[str, str] = {}
         self._select_calls(1, refused)
@@ -173,7 +176,7 @@ class Cupti:
             ("cuptiActivityEnableRuntimeApi", KIND_RUNTIME, cbids.RUNTIME),
             ("cuptiActivityEnableDriverApi", KIND_DRIVER, cbids.DRIVER),
         ):
-            if not hasattr(self._lib, function):  # older than CUDA 12.4: all calls or none
+            if not self.selects_calls:  # all calls or none
                 if all_kind == KIND_RUNTIME:
                     self._call("cuptiActivityEnable" if on else "cuptiActivityDisable", ctypes.c_int(all_kind))
                 continue

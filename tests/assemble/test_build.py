@@ -257,6 +257,27 @@ def test_work_in_flight_when_recording_paused_is_set_aside(tmp_path: Path) -> No
     ]
 
 
+def test_a_replay_with_the_begin_of_one_and_the_end_of_another_is_set_aside(tmp_path: Path) -> None:
+    """Seen on an H200: all kernels of the last replay before a pause end with the first one after the next pause."""
+    windows = [
+        {"ev": "window", "t": T0 + 50, "state": "off", "reason": "--window"},
+        {"ev": "window", "t": T0 + 90, "state": "traced", "reason": ""},
+    ]
+    replay = [(0, 90), (100, 190), (200, 290)]  # three kernels of 90 ns each
+    sound = [_kernel(1000 + a, 1000 + b, correlation=1, graph=3) for a, b in replay]
+    sound += [_kernel(1400 + a, 1400 + b, correlation=2, graph=3) for a, b in replay]
+    torn = [_kernel(1800 + a, 7000 + b, correlation=3, graph=3) for a, b in replay]
+    # As long, and rightly: a graph of which nothing else is known, a kernel that waited for its turn, no graph.
+    other = [_kernel(2000 + a, 7000 + b, correlation=4, graph=5) for a, b in replay]
+    late = [_kernel(7400, 7490, correlation=5, graph=3), _kernel(7500, 9800, correlation=5, graph=3)]
+    alone = [_kernel(2000, 9000, correlation=6)]
+    _simple(tmp_path, [*sound, *torn, *other, *late, *alone], *windows)
+    built, trace = _built(tmp_path)
+    assert built.note.set_aside_reasons == {"in flight when recording paused": 3}
+    kept = sorted(_rows(trace, "kernels", "correlation_id"))
+    assert kept == [1, 1, 1, 2, 2, 2, 4, 4, 4, 5, 5, 6]
+
+
 def test_a_clock_that_was_set_back_costs_no_record_and_is_told(tmp_path: Path) -> None:
     """The last window seems to begin before the first: nothing can be said of what lies in which."""
     lines = events()

@@ -49,7 +49,9 @@ def test_a_guest_profiler_gets_its_events_and_recording_resumes(tmp_path: Path) 
     after = (start > told["resumed_ns"] - t0) & (start < told["ended_ns"] - t0)
     # Four steps, as many as each session of the guest held, on our own clock again.
     assert int(after.sum()) == told["sessions"][1]["kernels"]
-    assert launched(trace)[after].all()
+    # CUPTI records no calls after another profiler: that is said, not passed over.
+    assert not launched(trace)[after].any()
+    assert any("recording launches refused" in note for note in trace.manifest.notes)
 
 
 def test_a_killed_program_loses_at_most_the_last_fifth_of_a_second(tmp_path: Path) -> None:
@@ -79,6 +81,7 @@ def test_every_replayed_kernel_in_the_capture_range_is_there_and_has_a_known_nod
     assert set(kernels.correlation_id) == set(launches.correlation_id)
     nodes = trace.table("graph_nodes").to_pandas()
     assert set(kernels.graph_node_id) <= set(nodes.graph_node_id)
+    assert nodes.graph_node_id.is_unique
     clones = nodes[nodes.graph_node_id.isin(kernels.graph_node_id)]
     assert (clones.source_node_id > 0).all()
 

@@ -447,6 +447,9 @@ int fake_guest_begin(void)
     cuptiActivityRegisterCallbacks(guest_request, guest_complete);
     clock_now = ticks;
     kind_on[KERNEL] = 1;
+    hooked = 0;
+    launched = 1;
+    memset(call_on, 0, sizeof call_on);
     pthread_mutex_unlock(&lock);
     return OK;
 }
