@@ -1,17 +1,16 @@
 """What recording costs the program: eager decode step and CUDA-graph replay, on a GPU.
 
-    python benchmarks/overhead.py [--processes 4] [--repeats 4] [--window-seconds 12] [--json FILE]
+    python benchmarks/overhead.py [--processes 6] [--repeats 3] [--window-seconds 12] [--json FILE]
 
 Ways of recording take turns within a process, in random order; each block stands between two blocks of the reference,
-and the ratio to their mean is what counts: the machine's own drift, often larger than the effect, cancels. Two
-references are needed, because calls can be recorded only where they were switched on before CUDA was in use:
+``off``: the agent as shipped, started as in a target, with recording switched off (as in ``--clean-steps``). The ratio
+to their mean is what counts: the machine's own drift, often larger than the effect, cancels. What being loaded and
+switched off costs is measured between processes that take turns, since calls can be recorded only where they were
+switched on before CUDA was in use, and CUPTI cannot be taken out under a CUDA graph made with it. So the cost against
+an untraced program is (recording ÷ off) × (off ÷ untraced). The processes are forks of one that has imported torch.
 
-``off``       the agent as shipped, started as in a target, with recording switched off (as in ``--clean-steps``)
-``detached``  CUPTI taken out of the process (cuptiFinalize), which is an untraced program; there is no way back
-
-So the cost against an untraced program is (recording ÷ off) × (off ÷ detached). The processes are forks of one that has
-imported torch. ``floor`` is CUPTI alone with the same records, raw buffers thrown away unread, and ``floor, kernels and
-copies only`` the least that records kernels at all.
+``floor`` is CUPTI alone with the same records, raw buffers thrown away unread, and ``floor, kernels and copies only``
+the least that records kernels at all. torch.profiler is measured in untraced processes, against blocks before it.
 """
 
 from __future__ import annotations
@@ -58,13 +57,16 @@ def load_agent(spool: str, options: dict[str, object]) -> object:
 
 
 class Bench:
-    """One process's workload and the ways of recording it. Begins switched off."""
+    """One process's workload and the ways of recording it. Begins switched off, or, without a spool, untraced."""
 
-    def __init__(self, spool: str) -> None:
-        # Callbacks at graph capture cost a step nothing; without them CUPTI can be detached.
-        self.agent = load_agent(spool, {"graph_nodes": False})
-        self.agent.activate()
+    def __init__(self, spool: str | None) -> None:
+        if spool:
+            # Nothing of the agent may stand between CUPTI and the callbacks that throw buffers away.
+            self.agent = load_agent(spool, {"graph_nodes": False})
+            self.agent.activate()
         self.work = Workload()
+        if not spool:
+            return
         self.cupti = self.agent.cupti
         from _spikeprof import cupti
         from _spikeprof import spool as spool_module
@@ -130,13 +132,6 @@ class Bench:
         """Its stop is not timed: it would cost a second or more."""
         self.session.__exit__(None, None, None)
         del self.session
-        self.detach()
-
-    def detach(self) -> None:
-        """Take CUPTI out of the process."""
-        code = self.cupti._lib.cuptiFinalize()
-        if code:
-            raise RuntimeError(f"cuptiFinalize: {code}")
 
     def records_of_a_step(self) -> dict[str, int]:
         """How many kernels and calls CUPTI records of an eager step in the way called ``floor``."""
@@ -178,24 +173,23 @@ def timed(step: Callable[[], None], count: int) -> float:
     return (time.perf_counter() - began) / count * 1e3
 
 
-def measure(bench: Bench, repeats: int) -> Pairs:
-    """All ways of recording in turn: first against ``off``, then what is left against ``detached``."""
-    against_off: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
+def recording(bench: Bench, repeats: int) -> Pairs:
+    """The ways of recording in turn against ``off``, and ``off`` itself."""
+    ways: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
         "spikeprof": (bench.spikeprof, bench.off),
         "floor": (bench.floor, bench.floor_end),
         "floor, kernels and copies only": (bench.floor_kernels, bench.floor_end),
         "off part of a window": (bench.window_off, bench.window_off_end),
         "off again": (lambda: None, lambda: None),
     }
-    found = _in_turn(bench, against_off, repeats)
-    off = [_pair(bench, warm=2) for _ in range(repeats)]
-    bench.detach()
-    detached = [_pair(bench, warm=2) for _ in range(repeats)]
-    found["off, to detached after it"] = {
-        kind: [(a[i], b[i]) for a, b in zip(off, detached, strict=True)] for i, kind in enumerate(("eager", "graph"))
-    }
-    found.update(_in_turn(bench, {"torch.profiler, to detached": (bench.torch_profiler, bench.torch_profiler_end)}, 2))
-    return found
+    return _in_turn(bench, ways, repeats)
+
+
+def untraced(bench: Bench, repeats: int) -> Pairs:
+    """Untraced blocks, and torch.profiler against them."""
+    blocks = [_pair(bench, warm=2) for _ in range(2 * repeats)]
+    found = _in_turn(bench, {"torch.profiler, to untraced": (bench.torch_profiler, bench.torch_profiler_end)}, 1)
+    return found | {"untraced": {kind: [(b[i], b[i]) for b in blocks] for i, kind in enumerate(("eager", "graph"))}}
 
 
 def _in_turn(bench: Bench, ways: dict[str, tuple[Callable[[], None], Callable[[], None]]], repeats: int) -> Pairs:
@@ -250,22 +244,28 @@ def _stretch(step: Callable[[], None], chunk: int, seconds: float) -> float:
     return (time.perf_counter() - began) / count * 1e3
 
 
-def in_a_fork(what: Callable[[Bench], object]) -> object:
+def in_a_fork(what: Callable[[Bench], object], *, traced: bool = True) -> object:
     """The JSON of ``what(bench)`` from a process of its own, None when it failed."""
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
         os.close(reader)
-        with tempfile.TemporaryDirectory() as spool, open(writer, "w", encoding="utf-8") as out:
-            bench = Bench(spool)
+        with tempfile.TemporaryDirectory() as spool, os.fdopen(writer, "w", encoding="utf-8") as out:
+            bench = Bench(spool if traced else None)
             json.dump(what(bench), out)
             out.flush()
-            os._exit(0)  # an exit after cuptiFinalize may crash: nothing more is wanted of it
+            if traced:
+                bench.agent.finish()
+        os._exit(0)
     os.close(writer)
-    with open(reader, encoding="utf-8") as answer:
+    with os.fdopen(reader, encoding="utf-8") as answer:
         text = answer.read()
     os.waitpid(pid, 0)
     return json.loads(text) if text else None
+
+
+def _median_of_first(pairs: list[tuple[float, float]]) -> float:
+    return statistics.median(first for first, _ in pairs)
 
 
 def summary(pairs: list[tuple[float, float]]) -> dict[str, float]:
@@ -284,8 +284,8 @@ def summary(pairs: list[tuple[float, float]]) -> dict[str, float]:
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=4, help="in each process")
+    parser.add_argument("--processes", type=int, default=6, help="with us, and as many without")
+    parser.add_argument("--repeats", type=int, default=3, help="in each process")
     parser.add_argument("--window-seconds", type=float, default=12)
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
@@ -293,10 +293,18 @@ def main() -> int:
     faulthandler.enable()
     print(f"torch {torch.__version__}; recorded of an eager step: {in_a_fork(Bench.records_of_a_step)}", flush=True)
     found: Pairs = {}
+    off: dict[str, list[tuple[float, float]]] = {"eager": [], "graph": []}
     for _ in range(arguments.processes):
-        for way, kinds in (in_a_fork(lambda bench: measure(bench, arguments.repeats)) or {}).items():
+        with_us = in_a_fork(lambda bench: recording(bench, arguments.repeats)) or {}
+        without = in_a_fork(lambda bench: untraced(bench, arguments.repeats), traced=False) or {}
+        alone = without.pop("untraced", None)
+        for way, kinds in (with_us | without).items():
             for kind, pairs in kinds.items():
                 found.setdefault(way, {}).setdefault(kind, []).extend(pairs)
+        if alone and with_us:
+            for kind, ratios in off.items():
+                ratios.append(tuple(_median_of_first(p[kind]) for p in (with_us["off again"], alone)))
+    found["off, to untraced"] = off
     if arguments.window_seconds:
         found.update(in_a_fork(lambda bench: windows(bench, arguments.window_seconds)) or {})
     head = f"{'quartiles':>18} {'ms':>9}   "
