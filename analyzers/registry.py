@@ -5,6 +5,7 @@ from __future__ import annotations
 from spikeprof.analyzers.base import Analyzer, Rule
 from spikeprof.analyzers.kernel_latency import KernelLatency
 from spikeprof.analyzers.launch_gaps import LaunchGaps
+from spikeprof.analyzers.topology import Topology
 from spikeprof.analyzers.truth import Truth
 
 #: Truth first: every report begins with what the recording can be trusted for.
@@ -12,6 +13,7 @@ ANALYZERS: tuple[Analyzer, ...] = (
     Truth(),
     KernelLatency(),
     LaunchGaps(),
+    Topology(),
 )
 
 

@@ -15,6 +15,7 @@ COLLECT_WITH: dict[str, str] = {
     "runtime_calls": "spikeprof run -- CMD",
     "steps": "spikeprof run --clean-steps 20 -- CMD",
     "samples": "spikeprof run -- CMD (on a machine with NVML)",
+    "topology": "spikeprof run -- CMD (on a machine with NVML)",
 }
 
 

@@ -46,6 +46,12 @@ def full_trace() -> Trace:
     }
     windows = [{"rank": r, "start_ns": 0, "end_ns": 1_500_000, "state": "traced"} for r in (0, 1)]
     windows += [{"rank": r, "start_ns": 1_500_000, "end_ns": 2_000_000, "state": "clean"} for r in (0, 1)]
+    ends = ((0, 1), (1, 0), (0, -1), (-1, 0), (1, -1), (-1, 1))
+    other["topology"] = [
+        {"src_device": a, "dst_device": b, "kind": "pcie", "links_count": 8, "max_links_count": 16}
+        | {"peak_bytes_per_s": 32e9, "measured_bytes_per_s": 8e9, "peer_access": "not supported" if a >= 0 <= b else ""}
+        for a, b in ends
+    ]
     steps = [{"start_ns": i, "traced": i % 20 < 10, "duration_ns": 100 + i % 3} for i in range(40)]
     return tiny.trace(
         duration_ns=2_000_000,
