@@ -62,9 +62,9 @@ def nvlink_rate(generation: int, links_count: int, line_bytes_per_s: float | Non
     )
     if payload and usual:
         notes = "; ".join(part for part in (sheet, line) if part)
-        return Rate(links_count * payload, f"{links_count} links x {payload / 1e9:g} GB/s payload ({notes})")
+        return Rate(links_count * payload, f"{links_count} x {payload / 1e9:g} GB/s of payload a link ({notes})")
     if line_bytes_per_s:
-        return Rate(links_count * line_bytes_per_s, f"{links_count} links x the rate of a link ({line})")
+        return Rate(links_count * line_bytes_per_s, f"{links_count} x the rate of a link ({line})")
     return Rate(None, "the driver tells neither the generation nor the speed of the NVLinks")
 
 

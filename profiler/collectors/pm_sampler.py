@@ -1,0 +1,347 @@
+"""The sampler process of one GPU: ``python -m spikeprof.profiler.collectors.pm_sampler '{"device": 0, …}'``.
+
+A process of its own, because counters are read by native code that may crash, holds locks for long and wants a
+processor to itself: neither the program nor the session may feel it. It ends when its standard input does.
+
+Samples are taken faster than they can be decoded (10 µs against 30 µs, eight metrics on H200). So sampling goes on
+until ``BACKLOG`` samples wait, stands still until they are decoded, and goes on: stretches of about 0.1 s with gaps,
+spread over the whole run. At intervals that decoding keeps up with there are no gaps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from spikeprof.profiler.collectors import pm_files
+from spikeprof.profiler.collectors.pm_library import Decoded, Image, PmSampler, PmUnavailable, load
+from spikeprof.profiler.counter_metrics import METRICS, CounterMetric
+from spikeprof.profiler.units import NS_PER_S
+
+#: Samples that may wait for decoding before sampling stands still.
+BACKLOG = 8000
+
+#: Samples in one image: about 35 kB each (memory set on H200).
+CAPACITY = 2000
+_IMAGES = 2
+
+#: How long each of several lists of metrics has its turn; changing over takes 0.5 to 1 s.
+TURN_SECONDS = 3.0
+
+#: How long sampling is tried for before it is called working, and how many samples tell that it does not.
+_TRIAL_SECONDS = 0.005
+_TRIAL_SAMPLES = 20
+_POLL_SECONDS = 0.01
+_NICE = 5
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to sample, as it stands on the command line. ``max_samples`` bounds all lists together."""
+
+    device: int
+    metrics: tuple[str, ...]
+    interval_ns: int
+    folder: str
+    max_samples: int
+
+
+class Stop:
+    """Whether to end: when standard input has. ``wait`` waits for that, at most so long."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def wait(self, seconds: float) -> bool:
+        """Whether to end now."""
+        if not self.asked and select.select([sys.stdin], [], [], seconds)[0]:
+            self.asked = not os.read(sys.stdin.fileno(), 4096)
+        return self.asked
+
+
+class Journal:
+    """The events file."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600), "w", encoding="utf-8")
+        self._lock = threading.Lock()
+
+    def write(self, ev: str, **fields: Any) -> None:
+        """One event, at once."""
+        with self._lock:
+            self._file.write(json.dumps({"ev": ev, "t": time.time_ns(), **fields}) + "\n")
+            self._file.flush()
+
+
+def resolved(names: Sequence[str]) -> list[CounterMetric]:
+    """Our metrics by name; any other name is taken for one of CUPTI's."""
+    return [METRICS.get(name) or CounterMetric(name, name, "", additive=name.endswith(".sum")) for name in names]
+
+
+def sources(metrics: Sequence[CounterMetric]) -> list[str]:
+    """CUPTI's metrics that these take, each once."""
+    return list(dict.fromkeys(source for metric in metrics for source in metric.sources))
+
+
+def computed(
+    metrics: Sequence[CounterMetric], names: Sequence[str], raw: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Values [samples, metrics] from CUPTI's ``raw`` [samples, names]."""
+    column = {name: raw[:, i] for i, name in enumerate(names)}
+    values = [column[m.source] * m.scale * (column[m.times] if m.times else 1.0) for m in metrics]
+    return np.stack(values, axis=1) if values else np.empty((len(raw), 0))
+
+
+def packed(metrics: Sequence[CounterMetric], passes: Callable[[list[str]], int]) -> list[list[CounterMetric]]:
+    """Few lists, by a greedy search, each of which one pass can take; a single metric is a list whatever it takes."""
+    lists: list[list[CounterMetric]] = []
+    for metric in metrics:
+        for together in lists:
+            if passes(sources([*together, metric])) == 1:
+                together.append(metric)
+                break
+        else:
+            lists.append([metric])
+    return lists
+
+
+class Writer(threading.Thread):
+    """Evaluates decoded images and appends their rows to a file, while the next image is being decoded."""
+
+    def __init__(self, sampler: PmSampler, metrics: Sequence[CounterMetric], out: BinaryIO) -> None:
+        super().__init__(name="spikeprof-pm-writer", daemon=True)
+        self._sampler, self._metrics, self._out = sampler, metrics, out
+        self._todo: queue.Queue[tuple[Image, int] | None] = queue.Queue()
+        self._idle: queue.Queue[Image] = queue.Queue()
+        for _ in range(_IMAGES):
+            self._idle.put(sampler.image())
+        self.samples_count = 0
+        self.error: Exception | None = None
+
+    def image(self) -> Image:
+        """An image to decode into; waits until one is free."""
+        return self._idle.get()
+
+    def take(self, image: Image, count: int) -> None:
+        """Hand an image with so many samples over."""
+        self._todo.put((image, count))
+
+    def finish(self) -> None:
+        """Write all that was handed over."""
+        self._todo.put(None)
+        self.join()
+
+    def run(self) -> None:
+        """Until ``finish``."""
+        while (work := self._todo.get()) is not None:
+            image, count = work
+            try:
+                if count and self.error is None:
+                    self._write(image, count)
+            except Exception as error:  # a full disk: told once, and the queue must go on moving
+                self.error = error
+            self._idle.put(image)
+
+    def _write(self, image: Image, count: int) -> None:
+        times, raw = self._sampler.read(image, count)
+        whole = times[:, 0] > 0  # the first sample of a session begins nowhere, and counts since long ago
+        values = computed(self._metrics, self._sampler.metrics, raw)
+        rows = np.concatenate([times.view(np.float64), values], axis=1)[whole]
+        self._out.write(rows.tobytes())
+        self._out.flush()
+        self.samples_count += len(rows)
+
+
+class Device:
+    """One GPU being sampled, list after list."""
+
+    def __init__(self, order: Order, library: str, journal: Journal, stop: Stop) -> None:
+        self._order, self._library, self._journal, self._stop = order, library, journal, stop
+        self._samples_count = 0
+        self._sets: list[tuple[int, list[CounterMetric]]] = []
+        self._sampler: PmSampler | None = None
+
+    def prepare(self) -> None:
+        """Find out what can be sampled, and have the first list ready. Raises PmUnavailable when there is nothing."""
+        sampler: PmSampler | None = PmSampler(self._order.device, self._library)
+        try:
+            assert sampler is not None
+            lists = packed(self._possible(resolved(self._order.metrics), sampler), sampler.passes)
+            for metrics in lists:
+                # The first list takes the sampler that is there: setting one up takes half a second.
+                sampler, first = None, sampler
+                if working := self._working(metrics, first):
+                    names = [metric.name for metric in working]
+                    number = len(self._sets)
+                    self._sets.append((number, working))
+                    self._journal.write("set", number=number, metrics=names, interval_ns=self._order.interval_ns)
+        finally:
+            if sampler is not None:
+                sampler.close()
+        if not self._sets:
+            raise PmUnavailable("this GPU delivers none of the metrics that were asked for")
+
+    def _possible(self, metrics: list[CounterMetric], sampler: PmSampler) -> list[CounterMetric]:
+        """The metrics that one pass can take. Raises PmUnavailable for a name that the chip does not know."""
+        kept = []
+        for metric in metrics:
+            if sampler.passes(list(metric.sources)) == 1:
+                kept.append(metric)
+            else:
+                self._journal.write("missing", metric=metric.name, reason="needs more than one pass")
+        return kept
+
+    def _working(self, metrics: list[CounterMetric], sampler: PmSampler | None) -> list[CounterMetric]:
+        """The metrics that this GPU delivers: one of a unit that it lacks would leave every sample incomplete."""
+        if self._delivers(metrics, sampler):
+            return metrics
+        kept = []
+        units: dict[str, list[CounterMetric]] = {}
+        for metric in metrics:
+            units.setdefault(metric.source.split("__")[0], []).append(metric)
+        for unit, of_unit in units.items():
+            if len(units) > 1 and self._delivers(of_unit, None, keep=False):
+                kept += of_unit
+            else:
+                for metric in of_unit:
+                    self._journal.write("missing", metric=metric.name, reason=f"this GPU has no {unit} counters")
+        return kept
+
+    def _delivers(self, metrics: list[CounterMetric], sampler: PmSampler | None, keep: bool = True) -> bool:
+        """Whether samples of these come whole. The sampler of the first list that does is kept for its turn."""
+        sampler = sampler or PmSampler(self._order.device, self._library)
+        whole = False
+        try:
+            self._configure(sampler, metrics)
+            sampler.start()
+            time.sleep(_TRIAL_SECONDS + _TRIAL_SAMPLES * self._order.interval_ns / NS_PER_S)
+            sampler.stop()
+            whole = sampler.decode(sampler.image()).count > 0
+        finally:
+            if whole and keep and not self._sets:
+                self._sampler = sampler
+            else:
+                sampler.close()
+        return whole
+
+    def _configure(self, sampler: PmSampler, metrics: list[CounterMetric]) -> None:
+        sampler.configure(sources(metrics), self._order.interval_ns, CAPACITY)
+
+    def run(self) -> None:
+        """Sample until told to stop, or until the budget is used up."""
+        turn = 0
+        while not self._stop.asked and not self._spent:
+            number, metrics = self._sets[turn % len(self._sets)]
+            ready, self._sampler = self._sampler, None
+            sampler = ready or PmSampler(self._order.device, self._library)
+            try:
+                if ready is None:
+                    self._configure(sampler, metrics)
+                self._sample(sampler, number, metrics)
+            finally:
+                sampler.close()
+            turn += 1
+        if self._spent:
+            self._journal.write("problem", text=f"stopped after {self._samples_count} samples (--counters-samples)")
+
+    @property
+    def _spent(self) -> bool:
+        return self._samples_count >= self._order.max_samples > 0
+
+    def _sample(self, sampler: PmSampler, number: int, metrics: list[CounterMetric]) -> None:
+        """One list's turn: to the end, or for ``TURN_SECONDS`` where there are several."""
+        path = pm_files.samples_path(Path(self._order.folder), self._order.device, number)
+        until = time.monotonic() + TURN_SECONDS if len(self._sets) > 1 else float("inf")
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600), "wb") as out:
+            writer = Writer(sampler, metrics, out)
+            writer.start()
+            try:
+                while time.monotonic() < until and not self._stop.asked and not self._spent_with(writer):
+                    if not self._stretch(sampler, writer, until):
+                        break
+            finally:
+                writer.finish()
+                self._samples_count += writer.samples_count
+        if writer.error is not None:
+            raise writer.error
+
+    def _spent_with(self, writer: Writer) -> bool:
+        return self._samples_count + writer.samples_count >= self._order.max_samples > 0
+
+    def _stretch(self, sampler: PmSampler, writer: Writer, until: float) -> bool:
+        """Sample until too much waits for decoding, and decode it. False: set up anew, samples ran over."""
+        sampler.start()
+        began, decoded, overflow = time.monotonic(), 0, False
+        while not overflow and time.monotonic() < until and not self._spent_with(writer) and writer.error is None:
+            taken = (time.monotonic() - began) * NS_PER_S / self._order.interval_ns
+            if taken - decoded > BACKLOG or self._stop.wait(0 if taken - decoded > CAPACITY else _POLL_SECONDS):
+                break
+            got = self._decode(sampler, writer)
+            decoded, overflow = decoded + got.count, got.overflow
+        stopped = time.monotonic()
+        sampler.stop()
+        while not overflow:
+            got = self._decode(sampler, writer)
+            overflow = got.overflow
+            if not got.count:
+                break
+        if overflow:
+            self._journal.write("overflow")
+        self._journal.write("paused", ns=round((time.monotonic() - stopped) * NS_PER_S))
+        return not overflow
+
+    def _decode(self, sampler: PmSampler, writer: Writer) -> Decoded:
+        image = writer.image()
+        got = Decoded(0)
+        try:
+            got = sampler.decode(image)
+            return got
+        finally:
+            writer.take(image, got.count)
+
+
+def main(text: str) -> int:
+    """Sample one GPU as ordered; says ``ready`` or ``refused`` on standard output before it begins."""
+    given = json.loads(text)
+    order = Order(**{**given, "metrics": tuple(given["metrics"])})
+    journal = Journal(pm_files.events_path(Path(order.folder), order.device))
+    with suppress(OSError):
+        os.nice(_NICE)  # decoding must not take a processor that the program wants
+    stop = Stop()
+    try:
+        device = Device(order, load(), journal, stop)
+        device.prepare()
+        _say("ready")
+        device.run()
+    except PmUnavailable as error:
+        journal.write("refused", reason=str(error))
+        _say("refused")
+        return 1
+    except Exception as error:
+        journal.write("problem", text=f"{type(error).__name__}: {error}")
+        _say("refused")
+        return 1
+    journal.write("end")
+    return 0
+
+
+def _say(word: str) -> None:
+    with suppress(OSError):  # the session may have gone
+        os.write(sys.stdout.fileno(), f"{word}\n".encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,194 @@
+"""Hardware counters of whole GPUs, sampled from outside: one sampler process for each GPU, nothing in the program.
+
+What the samplers write (``pm_files.py``) lies in the trace's spool; ``assemble/`` makes tables of it, and attributes
+the samples to kernels. See ``pm_sampler.py`` for how a GPU is sampled.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from spikeprof.profiler.collectors import pm_files
+from spikeprof.profiler.counter_metrics import METRICS, SETS
+from spikeprof.profiler.errors import UsageError
+from spikeprof.profiler.trace import CollectorNote
+from spikeprof.profiler.units import NS_PER_S
+
+DEFAULT_SET = "memory"
+DEFAULT_INTERVAL_NS = 10_000
+
+#: What PM sampling was seen to take on H200, and what is of use.
+INTERVAL_NS_LIMITS = (1_000, 10_000_000)
+
+_SAMPLER = "spikeprof.profiler.collectors.pm_sampler"
+_READY_SECONDS = 20.0
+_END_SECONDS = 20.0
+
+
+def metrics_of(text: str) -> tuple[str, ...]:
+    """The metrics that ``--counters=TEXT`` asks for: names of sets, of metrics of ours or of CUPTI's, comma separated.
+
+    Raises UsageError for a name that cannot be one, with the nearest that can.
+    """
+    found: dict[str, None] = {}
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        if word in SETS:
+            found.update(dict.fromkeys(SETS[word]))
+        elif word in METRICS or "__" in word:  # CUPTI's own are looked up where its library is
+            found[word] = None
+        else:
+            near = difflib.get_close_matches(word, [*SETS, *METRICS], 3)
+            meant = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise UsageError(f"--counters={text}: there is no set or metric {word!r}{meant} Sets: {', '.join(SETS)}")
+    if not found:
+        raise UsageError(f"--counters={text!r} names nothing; sets: {', '.join(SETS)}")
+    return tuple(found)
+
+
+class PmSamplingCollector:
+    """Samplers of some GPUs. ``start`` waits until they sample or have refused; ``stop`` hands over no tables.
+
+    ``devices`` are NVML's numbers; ``folder`` is where the samples go. ``max_samples`` is for each GPU; 0 = no limit.
+    """
+
+    name = "pm_sampling"
+
+    def __init__(
+        self,
+        devices: Sequence[int],
+        metrics: Sequence[str],
+        interval_ns: int,
+        folder: Path,
+        max_samples: int,
+    ) -> None:
+        low, high = INTERVAL_NS_LIMITS
+        if not low <= interval_ns <= high:
+            raise UsageError(
+                f"--counters-interval-us {interval_ns / 1000:g}: must be from {low / 1000:g} to {high / 1000:g}"
+            )
+        self._devices, self._metrics = tuple(devices), tuple(metrics)
+        self._interval_ns, self._folder, self._max_samples = interval_ns, folder, max_samples
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._problems: list[str] = []
+        self._started = False
+
+    def start(self, t0_unix_ns: int) -> None:
+        """Start the samplers and wait for them, so that the program's first kernels are sampled. Never raises."""
+        del t0_unix_ns  # samples carry Unix times
+        self._started = True
+        for device in self._devices:
+            try:
+                self._children[device] = self._spawned(device)
+            except OSError as error:
+                self._problems.append(f"GPU {device}: the sampler could not be started: {error.strerror}")
+        limit = time.monotonic() + _READY_SECONDS
+        for device, child in self._children.items():
+            assert child.stdout is not None
+            if not select.select([child.stdout], [], [], max(limit - time.monotonic(), 0))[0]:
+                self._problems.append(f"GPU {device}: the sampler was not ready after {_READY_SECONDS:g} s")
+
+    def _spawned(self, device: int) -> subprocess.Popen[bytes]:
+        order = {
+            "device": device,
+            "metrics": self._metrics,
+            "interval_ns": self._interval_ns,
+            "folder": str(self._folder.resolve()),
+            "max_samples": self._max_samples,
+        }
+        # NVML counts the GPUs of the machine in the order of their PCI addresses: so shall CUDA.
+        environment = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
+        environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        errors = os.open(self._folder / f"pm-{device}.err", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+        try:
+            return subprocess.Popen(
+                [sys.executable, "-m", _SAMPLER, json.dumps(order)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the program; the sampler goes on until we stop it
+            )
+        finally:
+            os.close(errors)
+
+    def stop(self) -> tuple[CollectorNote, dict[str, pa.Table]]:
+        """End sampling. Never raises."""
+        if not self._started:
+            return CollectorNote("off", "not started"), {}
+        self._started = False
+        for child in self._children.values():
+            assert child.stdin is not None
+            with suppress(OSError):
+                child.stdin.close()
+        limit = time.monotonic() + _END_SECONDS
+        for device, child in self._children.items():
+            try:
+                code = child.wait(max(limit - time.monotonic(), 0))
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+                self._problems.append(f"GPU {device}: the sampler did not end and was killed; its samples are kept")
+                continue
+            finally:
+                assert child.stdout is not None
+                child.stdout.close()
+            if code < 0:
+                self._problems.append(f"GPU {device}: the sampler crashed ({_signal(-code)})")
+        return note_of(pm_files.read(self._folder), self._problems), {}
+
+
+def note_of(samplers: Sequence[pm_files.SamplerFiles], problems: Sequence[str] = ()) -> CollectorNote:
+    """What became of sampling: refused where no GPU was sampled, degraded where anything that was asked for lacks."""
+    reasons = list(problems)
+    remarks = []
+    samples_count = 0
+    for files in samplers:
+        gpu = f"GPU {files.device}: "
+        reasons += [gpu + text for text in (files.refused, *files.problems) if text]
+        reasons += [f"{gpu}no {metric} ({why})" for metric, why in files.missing.items()]
+        if files.overflows_count:
+            reasons.append(
+                f"{gpu}samples ran over {files.overflows_count} time(s): try a longer --counters-interval-us"
+            )
+        counts = [len(sampled.rows) for sampled in files.sets]
+        samples_count += sum(counts)
+        if sum(counts):
+            remarks.append(gpu + _coverage(files))
+    state = "refused" if not samples_count else "degraded" if reasons else "ok"
+    if not samples_count and not reasons:
+        reasons.append("no samples came")
+    return CollectorNote(state, "; ".join([*reasons, *remarks]), records_count=samples_count)
+
+
+def _coverage(files: pm_files.SamplerFiles) -> str:
+    """How much of the time each list of metrics was sampled."""
+    parts = []
+    for sampled in files.sets:
+        times = sampled.times()
+        if len(times):
+            covered = int((times[:, 1] - times[:, 0]).sum())
+            share = covered / max(int(times[-1, 1] - times[0, 0]), 1)
+            names = "all metrics" if len(files.sets) == 1 else ", ".join(sampled.metrics)
+            parts.append(f"{names} sampled {np.round(share * 100):.0f} % of the time")
+    every = files.sets[0].interval_ns
+    return f"{'; '.join(parts)}, every {every / 1000:g} µs" if every < NS_PER_S else "; ".join(parts)
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

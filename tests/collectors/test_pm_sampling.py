@@ -1,0 +1,265 @@
+"""The sampler processes over a libcupti in C: what they write, and what they say where they cannot."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spikeprof.profiler.collectors import pm_files
+from spikeprof.profiler.collectors.pm_sampler import Order, computed, packed, resolved, sources
+from spikeprof.profiler.collectors.pm_sampling import PmSamplingCollector, metrics_of
+from spikeprof.profiler.counter_metrics import METRICS, SETS
+from spikeprof.profiler.errors import UsageError
+from spikeprof.profiler.trace import CollectorNote
+
+pytest.importorskip("cupti.pm_sampling", reason="cupti-python without PM sampling")
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the fake libcupti with"),
+]
+
+_SOURCE = Path(__file__).with_name("fake_pm.c")
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    site = tmp_path_factory.mktemp("site")
+    folder = site / "nvidia" / "cu13" / "lib"
+    folder.mkdir(parents=True)
+    build = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", str(_SOURCE)]
+    for name in ("libcupti.so.13", "libnvperf_host.so", "libnvperf_target.so", "libcuda.so.1"):
+        only = [] if "cupti" in name else ["-DHELPER"]
+        subprocess.run([*build, *only, f"-Wl,-soname,{name}", "-o", str(folder / name)], check=True)
+    return site
+
+
+@pytest.fixture
+def gpu(libraries: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A machine with one GPU, as far as the samplers can see."""
+    monkeypatch.syspath_prepend(str(libraries))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(libraries / "nvidia" / "cu13" / "lib"))
+    return monkeypatch
+
+
+def sampled(
+    folder: Path,
+    metrics: tuple[str, ...] = SETS["memory"],
+    seconds: float = 0.3,
+    interval_ns: int = 100_000,
+    max_samples: int = 0,
+    devices: tuple[int, ...] = (0,),
+) -> tuple[CollectorNote, list[pm_files.SamplerFiles]]:
+    collector = PmSamplingCollector(devices, metrics, interval_ns, folder, max_samples)
+    collector.start(time.time_ns())
+    time.sleep(seconds)
+    note, tables = collector.stop()
+    assert tables == {}
+    return note, pm_files.read(folder)
+
+
+def test_rows_carry_our_metrics_on_the_unix_clock(gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    began = time.time_ns()
+    note, (files,) = sampled(tmp_path)
+    assert note.state == "ok", note
+    (one,) = files.sets
+    assert one.metrics == SETS["memory"]
+    times, values = one.times(), one.values()
+    assert note.records_count == len(times) > 1000
+    assert (times[:, 1] - times[:, 0] == 100_000).all()
+    assert began < times[0, 0] < times[-1, 1] < time.time_ns()
+    column = dict(zip(one.metrics, values.T, strict=True))
+    assert (column["dram_read_bytes"] == 300_000).all()
+    assert (column["l2_sectors_count"] == 200_000).all()
+    assert (column["l2_hit_sectors_count"] == 200_000).all()  # CUPTI's 50 % are all of them
+    assert (column["sm_active_share"] == 0.5).all()
+    assert files.finished
+    assert {oct(path.stat().st_mode & 0o777) for path in tmp_path.glob("pm-*")} == {"0o600"}
+
+
+def test_it_stands_still_where_decoding_does_not_keep_up(gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gpu.setenv("FAKE_PM_DECODE_US", "30")
+    note, (files,) = sampled(tmp_path, seconds=1.5, interval_ns=10_000)
+    times = files.sets[0].times()
+    gaps = times[1:, 0] - times[:-1, 1]
+    assert (gaps >= 0).all()
+    assert (gaps > 50_000_000).sum() >= 2  # stretches over the whole time, not its beginning only
+    assert times[-1, 1] - times[0, 0] > 1_200_000_000
+    covered = (times[:, 1] - times[:, 0]).sum() / (times[-1, 1] - times[0, 0])
+    assert 0.1 < covered < 0.6
+    assert f"{covered * 100:.0f} % of the time" in note.reason
+    assert files.paused_ns > 300_000_000
+    assert files.overflows_count == 0
+
+
+def test_samples_that_ran_over_are_told_and_sampling_goes_on(gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gpu.setenv("FAKE_PM_ROOM", "3000")
+    gpu.setenv("FAKE_PM_DECODE_US", "30")
+    note, (files,) = sampled(tmp_path, seconds=1.0, interval_ns=10_000)
+    assert files.overflows_count > 1
+    assert note.state == "degraded"
+    assert "ran over" in note.reason
+    assert len(files.sets[0].times()) > 1000
+
+
+def test_a_unit_that_the_gpu_lacks_costs_only_its_own_metrics(gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gpu.setenv("FAKE_PM_LACKS", "nvl")
+    note, (files,) = sampled(tmp_path, (*SETS["memory"], *SETS["nvlink"]))
+    assert set(files.missing) == {"nvlink_sent_bytes", "nvlink_received_bytes"}
+    assert {m for s in files.sets for m in s.metrics} == {*SETS["memory"], "pcie_read_bytes", "pcie_written_bytes"}
+    assert sum(len(s.times()) for s in files.sets) > 500
+    assert note.state == "degraded"
+    assert "no nvlink_sent_bytes (this GPU has no nvltx counters)" in note.reason
+
+
+def test_what_one_pass_cannot_take_takes_turns(gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gpu.setenv("FAKE_PM_APART", "dram__bytes_read.sum")
+    note, (files,) = sampled(tmp_path, ("l2_sectors_count", "dram_read_bytes"), seconds=3.6)
+    assert [s.metrics for s in files.sets] == [("l2_sectors_count",), ("dram_read_bytes",)]
+    first, second = (s.times() for s in files.sets)
+    assert len(first) > 100
+    assert len(second) > 100
+    assert second[0, 0] > first[:, 1].max()
+    assert note.state == "ok"
+
+
+def test_the_budget_ends_sampling_and_says_so(gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    note, (files,) = sampled(tmp_path, max_samples=1000, seconds=0.5)
+    assert 1000 <= len(files.sets[0].times()) < 3100
+    assert "--counters-samples" in note.reason
+    assert note.state == "degraded"
+
+
+@pytest.mark.parametrize(
+    ("wish", "expected"),
+    [
+        ({"FAKE_PM_FAIL": "privileges"}, "NVreg_RestrictProfilingToAdminUsers=0"),
+        ({"FAKE_PM_FAIL": "busy"}, "another tool holds the GPU's counters"),
+        ({"FAKE_PM_FAIL": "crash"}, "the sampler crashed (SIGABRT)"),
+        ({"FAKE_CUDA_INIT": "100"}, "the driver sees no GPU (100)"),
+    ],
+)
+def test_refusals(gpu: pytest.MonkeyPatch, tmp_path: Path, wish: dict[str, str], expected: str) -> None:
+    for name, value in wish.items():
+        gpu.setenv(name, value)
+    note, _ = sampled(tmp_path, seconds=0)
+    assert note.state == "refused"
+    assert expected in note.reason
+    assert note.records_count == 0
+
+
+def test_no_such_gpu_beside_one_that_is_there(gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    note, _ = sampled(tmp_path, devices=(0, 1))
+    assert note.state == "degraded"
+    assert "GPU 1: there is no GPU 1" in note.reason
+    assert note.records_count > 0
+
+
+def test_an_unknown_metric_of_cuptis_is_named_with_its_neighbours(gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    note, _ = sampled(tmp_path, ("dram__bytes_reed.sum",), seconds=0)
+    assert note.state == "refused"
+    assert "GH100 has no metric 'dram__bytes_reed.sum'; near it: dram__bytes_read" in note.reason
+
+
+def test_cuptis_own_names_are_taken_as_they_are(gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _, (files,) = sampled(tmp_path, ("pcie__read_bytes.sum",))
+    assert files.sets[0].metrics == ("pcie__read_bytes.sum",)
+    assert (files.sets[0].values() == 1).all()
+
+
+def test_without_a_driver(tmp_path: Path, libraries: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(libraries))
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    note, _ = sampled(tmp_path, seconds=0)
+    assert note.state == "refused"
+    assert "no NVIDIA driver" in note.reason
+
+
+def test_the_samplers_end_with_the_session(gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Killed, the session cannot tell them: the end of their standard input does."""
+    collector = PmSamplingCollector((0,), SETS["memory"], 100_000, tmp_path, 0)
+    collector.start(0)
+    child = collector._children[0]
+    assert child.stdin is not None
+    os.close(child.stdin.fileno())
+    assert child.wait(10) == 0
+    assert pm_files.read(tmp_path)[0].finished
+
+
+def test_off_when_never_started(tmp_path: Path) -> None:
+    collector = PmSamplingCollector((0,), SETS["memory"], 100_000, tmp_path, 0)
+    assert collector.stop()[0].state == "off"
+
+
+# -- names and arithmetic ----------------------------------------------------------------------------------
+
+
+def test_metrics_of() -> None:
+    assert metrics_of("memory") == SETS["memory"]
+    assert metrics_of("dram_read_bytes, lts__t_bytes.sum") == ("dram_read_bytes", "lts__t_bytes.sum")
+    both = metrics_of("memory,compute")
+    assert len(both) == len(set(both)) == len({*SETS["memory"], *SETS["compute"]})
+    with pytest.raises(UsageError, match="did you mean memory"):
+        metrics_of("memry")
+    with pytest.raises(UsageError, match="names nothing"):
+        metrics_of(" , ")
+
+
+@pytest.mark.parametrize("interval_ns", [999, 10_000_001])
+def test_an_interval_out_of_range(interval_ns: int, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--counters-interval-us"):
+        PmSamplingCollector((0,), SETS["memory"], interval_ns, tmp_path, 0)
+
+
+def test_every_set_is_of_known_metrics() -> None:
+    assert all(name in METRICS for names in SETS.values() for name in names)
+
+
+def test_computed_multiplies_a_rate_by_what_it_is_of() -> None:
+    metrics = resolved(["l2_hit_sectors_count", "sm_active_share"])
+    names = sources(metrics)
+    raw = np.array([[25.0, 400.0, 80.0], [-10.0, 100.0, 0.0]])
+    assert names == [
+        "lts__average_t_sector_hit_rate_realtime.pct",
+        "lts__t_sectors.sum",
+        "sm__cycles_active.avg.pct_of_peak_sustained_elapsed",
+    ]
+    # Twice 25 % of 400 sectors (see the metric); a rate below 0 is kept: sums stay right.
+    assert computed(metrics, names, raw) == pytest.approx(np.array([[200.0, 0.8], [-20.0, 0.0]]))
+
+
+def test_packed_keeps_the_order_and_opens_few_lists() -> None:
+    metrics = resolved(["dram_read_bytes", "l2_sectors_count", "l1_sectors_count", "dram_written_bytes"])
+    lists = packed(metrics, lambda names: len({name.split("__")[0] for name in names} - {"dram"}) or 1)
+    assert [[m.name for m in found] for found in lists] == [
+        ["dram_read_bytes", "l2_sectors_count", "dram_written_bytes"],
+        ["l1_sectors_count"],
+    ]
+
+
+def test_a_row_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "pm-0-0.bin"
+    rows = np.zeros((3, 4))
+    path.write_bytes(rows.tobytes()[:-8])
+    one = pm_files.SampledSet(0, ("a", "b"), 10_000, path)
+    assert one.values().shape == (2, 2)
+    assert pm_files.SampledSet(0, ("a",), 10_000, tmp_path / "none").times().shape == (0, 2)
+
+
+def test_damaged_events_are_passed_over(tmp_path: Path) -> None:
+    good = '{"ev": "set", "number": 0, "metrics": ["a"], "interval_ns": 5}'
+    (tmp_path / "pm-0.jsonl").write_text(f'{good}\nno json\n{{"ev": "set"}}\n[1]\n{{"ev": "overflow"}}\n{{"ev"')
+    (tmp_path / "pm-x.jsonl").write_text(good)
+    (files,) = pm_files.read(tmp_path)
+    assert [s.metrics for s in files.sets] == [("a",)]
+    assert (files.overflows_count, files.finished) == (1, False)
+
+
+def test_an_order_is_what_the_session_writes() -> None:
+    assert Order(0, ("a",), 10, "f", 0).max_samples == 0
