@@ -16,7 +16,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from spikeprof import __version__
-from spikeprof.cli import analyze, doctor, explain, report, run
+from spikeprof.cli import analyze, doctor, explain, report, run, topology
+from spikeprof.profiler.counter_metrics import DEFAULT_SET
 from spikeprof.profiler.errors import OutputError, SpikeprofError, UsageError
 
 EXIT_INTERNAL = 5
@@ -41,6 +42,7 @@ app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
 app.command("analyze", short_help="Find what limits a recorded run; needs no GPU.")(analyze.analyze)
 app.command("report", short_help="Write one HTML file that works offline.")(report.report)
 app.command("doctor")(doctor.doctor)
+app.command("topology")(topology.topology)
 app.command("explain")(explain.explain)
 
 
@@ -109,10 +111,25 @@ def _make_ready(*names: str) -> None:
 
 def _invoke(arguments: list[str]) -> int:
     """Parse and run. Typer's own ``main`` would print and exit."""
-    command = typer.main.get_command(app)
+    command: Any = typer.main.get_command(app)
+    arguments = _with_default_values(command, arguments)
     with command.make_context("spikeprof", arguments) as context:
         code = command.invoke(context)
     return code if isinstance(code, int) else 0
+
+
+def _with_default_values(command: Any, arguments: list[str]) -> list[str]:
+    """``run --counters`` stands for ``run --counters=memory``: Typer knows no option whose value may be left out."""
+    if arguments[:1] != ["run"]:
+        return arguments
+    options = [p for p in command.commands["run"].params if p.param_type_name == "option"]
+    with_value = {name for option in options if not option.is_flag for name in option.opts}
+    at = 1
+    while at < len(arguments) and arguments[at].startswith("-") and arguments[at] != "--":
+        if arguments[at] == "--counters":
+            return [*arguments[:at], f"--counters={DEFAULT_SET}", *arguments[at + 1 :]]
+        at += 2 if arguments[at] in with_value else 1
+    return arguments
 
 
 def _internal(error: Exception) -> int:

@@ -5,6 +5,7 @@ Standard output and standard input stay the program's alone: everything said her
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import sys
@@ -63,6 +64,23 @@ def run(
     nvml_interval_ms: Annotated[
         int, typer.Option(metavar="MS", help="Read power, clocks and load this often; 0 = never.")
     ] = 100,
+    counters: Annotated[
+        str,
+        typer.Option(
+            metavar="[=SET]",
+            help="Sample hardware counters, for every kernel: memory (what --counters alone means), compute, nvlink,"
+            " bank-conflicts, or metrics, comma separated.",
+        ),
+    ] = "",
+    counters_interval_us: Annotated[
+        float, typer.Option(metavar="US", help="Microseconds between samples of the counters.")
+    ] = 10.0,
+    counters_samples: Annotated[
+        int, typer.Option(metavar="N", help="Stop sampling a GPU's counters after N samples; 0 = no limit.")
+    ] = 2_000_000,
+    cpu_counters: Annotated[
+        bool, typer.Option("--cpu-counters", help="Count CPU cache reads and misses of the program.")
+    ] = False,
     libcupti: Annotated[
         str, typer.Option(metavar="FILE", help="Use this libcupti instead of the one the program would load.")
     ] = "",
@@ -73,7 +91,10 @@ def run(
     Its input, output, signals and exit code stay its own. Example: spikeprof run -- python infer.py --batch 8
     """
     from spikeprof.profiler import session
+    from spikeprof.profiler.counter_metrics import metrics_of
 
+    if not math.isfinite(counters_interval_us):
+        raise UsageError(f"--counters-interval-us {counters_interval_us}: must be a number of microseconds")
     options = session.RunOptions(
         max_bytes=_bytes(max_bytes),
         max_seconds=max_seconds,
@@ -82,6 +103,10 @@ def run(
         clean_steps=clean_steps,
         graph_nodes=graph_nodes,
         nvml_interval_ms=nvml_interval_ms,
+        cpu_counters=cpu_counters,
+        counters=metrics_of(counters) if counters else (),
+        counters_interval_ns=round(counters_interval_us * 1000),
+        counters_samples=counters_samples,
         libcupti=libcupti,
     )
     with _progress() as progress:

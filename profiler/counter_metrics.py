@@ -9,7 +9,10 @@ CUPTI's metric names and what they count: NVIDIA's Nsight Compute documentation,
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
+
+from spikeprof.profiler.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,9 @@ _METRICS = (
 #: Every metric by name.
 METRICS: dict[str, CounterMetric] = {metric.name: metric for metric in _METRICS}
 
+#: What ``--counters`` without a value asks for.
+DEFAULT_SET = "memory"
+
 #: What ``--counters=SET`` asks for.
 SETS: dict[str, tuple[str, ...]] = {
     "memory": (
@@ -97,6 +103,26 @@ SETS: dict[str, tuple[str, ...]] = {
     "nvlink": ("nvlink_sent_bytes", "nvlink_received_bytes", "pcie_read_bytes", "pcie_written_bytes"),
     "bank-conflicts": ("shared_conflicts_count", "shared_wavefronts_count", "sm_active_share"),
 }
+
+
+def metrics_of(text: str) -> tuple[str, ...]:
+    """The metrics that ``--counters=TEXT`` asks for: names of sets, of metrics of ours or of CUPTI's, comma separated.
+
+    Raises UsageError for a name that cannot be one, with the nearest that can.
+    """
+    found: dict[str, None] = {}
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        if word in SETS:
+            found.update(dict.fromkeys(SETS[word]))
+        elif word in METRICS or "__" in word:  # CUPTI's own are looked up where its library is
+            found[word] = None
+        else:
+            near = difflib.get_close_matches(word, [*SETS, *METRICS], 3)
+            meant = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise UsageError(f"--counters={text}: there is no set or metric {word!r}{meant} Sets: {', '.join(SETS)}")
+    if not found:
+        raise UsageError(f"--counters={text!r} names nothing; sets: {', '.join(SETS)}")
+    return tuple(found)
 
 
 def is_additive(name: str) -> bool:

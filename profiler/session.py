@@ -27,7 +27,9 @@ from spikeprof.profiler.errors import DamagedTrace, OutputError, SpikeprofError,
 from spikeprof.profiler.trace import CollectorNote, Manifest
 
 if TYPE_CHECKING:
-    from spikeprof.profiler.collectors.nvml import NvmlCollector
+    import pyarrow as pa
+
+    from spikeprof.profiler.collectors import Collector
 
 SPOOL_FOLDER = "spool"
 SESSION_FILE = "session.json"
@@ -41,7 +43,8 @@ class RunOptions:
     """What to record. Zero means no limit, or not asked for.
 
     ``window`` is (seconds on, seconds off), repeated. ``clean_steps`` untraced steps are timed to tell what
-    tracing costs. ``capture_range`` records between cudaProfilerStart and cudaProfilerStop only.
+    tracing costs. ``capture_range`` records between cudaProfilerStart and cudaProfilerStop only. ``counters`` are
+    names of metrics (``counter_metrics``), sampled every ``counters_interval_ns``, ``counters_samples`` at most.
     """
 
     max_bytes: int = 2 << 30
@@ -51,6 +54,10 @@ class RunOptions:
     clean_steps: int = 0
     graph_nodes: bool = True
     nvml_interval_ms: int = 100
+    cpu_counters: bool = False
+    counters: tuple[str, ...] = ()
+    counters_interval_ns: int = 10_000
+    counters_samples: int = 2_000_000
     libcupti: str = ""
 
     def __post_init__(self) -> None:
@@ -61,7 +68,7 @@ class RunOptions:
         # A clock compared with NaN never gets anywhere: the agent would stop over it in the middle of the program.
         if not all(map(math.isfinite, (self.max_seconds, *(self.window or ())))):
             raise UsageError("--max-seconds and --window take finite numbers of seconds; 0 = no limit")
-        for name in ("max_bytes", "max_seconds", "clean_steps", "nvml_interval_ms"):
+        for name in ("max_bytes", "max_seconds", "clean_steps", "nvml_interval_ms", "counters_samples"):
             if getattr(self, name) < 0:
                 raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must not be negative")
 
@@ -133,7 +140,6 @@ class _Session:
 
 
 def _record_into(folder: Path, command: Sequence[str], options: RunOptions, progress: Progress | None) -> Outcome:
-    from spikeprof.profiler.collectors.nvml import NvmlCollector
     from spikeprof.profiler.control import ControlServer
 
     spool = folder / SPOOL_FOLDER
@@ -143,21 +149,74 @@ def _record_into(folder: Path, command: Sequence[str], options: RunOptions, prog
     session = _Session(words, time.time_ns(), given)
     _write_session(folder, session)
     control = ControlServer(spool)
-    nvml = NvmlCollector(interval_ms=options.nvml_interval_ms) if options.nvml_interval_ms else None
+    collectors = _collectors(options, spool)
     control.start()
-    if nvml:
-        nvml.start(session.t0_unix_ns)
+    for collector in collectors:
+        collector.start(session.t0_unix_ns)
     began = time.monotonic()
     try:
         code = launch.run(command, launch.environment(spool.resolve(), control.path, options.for_target()))
     finally:
         seconds = time.monotonic() - began
         running = control.stop()
+        collected = _stopped(collectors)
     try:
-        return _finish(folder, session, progress, exit_code=code, running=running, nvml=nvml, seconds=seconds)
+        return _finish(folder, session, progress, exit_code=code, running=running, collected=collected, seconds=seconds)
     except Exception as error:  # whatever it is: the program has run, and its exit code must not be lost
         reason = str(error) if isinstance(error, SpikeprofError) else f"{type(error).__name__}: {error}"
         return Outcome(code, None, reason=f"{reason}; the raw records are in {spool}", seconds=seconds)
+
+
+def _collectors(options: RunOptions, spool: Path) -> list[Collector]:
+    """What watches from outside, in the order in which it starts. The last one follows the thread that starts it."""
+    from spikeprof.profiler.collectors import pm_files
+    from spikeprof.profiler.collectors.gpm import GpmCollector
+    from spikeprof.profiler.collectors.nvml import NvmlCollector
+    from spikeprof.profiler.collectors.perf_events import PerfEventsCollector
+    from spikeprof.profiler.collectors.pm_sampling import PmSamplingCollector, visible_gpus
+    from spikeprof.profiler.collectors.topology import TopologyCollector
+
+    found: list[Collector] = [TopologyCollector()]
+    if options.nvml_interval_ms:
+        found += [NvmlCollector(interval_ms=options.nvml_interval_ms), GpmCollector(options.nvml_interval_ms)]
+    if options.counters:
+        folder = spool / pm_files.FOLDER
+        folder.mkdir(mode=0o700)
+        interval_ns, limit = options.counters_interval_ns, options.counters_samples
+        found.append(PmSamplingCollector(visible_gpus(), options.counters, interval_ns, folder, limit))
+    if options.cpu_counters:
+        found.append(PerfEventsCollector())
+    return found
+
+
+@dataclass
+class _Collected:
+    """What the collectors handed over; ``ordinals`` numbers the GPUs that NVML saw, by UUID."""
+
+    notes: dict[str, CollectorNote] = field(default_factory=dict)
+    tables: dict[str, pa.Table] = field(default_factory=dict)
+    ordinals: dict[str, int] = field(default_factory=dict)
+    driver_version: str = ""
+
+
+def _stopped(collectors: Sequence[Collector]) -> _Collected:
+    from spikeprof.profiler.collectors.nvml import NvmlCollector
+    from spikeprof.profiler.collectors.sampling import joined_samples
+
+    collected = _Collected()
+    samples = []
+    for collector in reversed(collectors):
+        note, tables = collector.stop()
+        collected.notes[collector.name] = note
+        if "samples" in tables:
+            samples.append(tables.pop("samples"))
+        collected.tables.update(tables)
+        if isinstance(collector, NvmlCollector):
+            collected.ordinals = {gpu.uuid: gpu.index for gpu in collector.gpus}
+            collected.driver_version = collector.driver_version
+    if samples:
+        collected.tables["samples"] = joined_samples(samples)
+    return collected
 
 
 def _finish(
@@ -167,29 +226,28 @@ def _finish(
     *,
     exit_code: int | None,
     running: Sequence[int],
-    nvml: NvmlCollector | None = None,
+    collected: _Collected | None = None,
     seconds: float = 0.0,
 ) -> Outcome:
-    """Stop what still samples, assemble the spool, write the manifest, remove the spool."""
+    """Assemble the spool, write the manifest, remove the spool."""
     from spikeprof.profiler.assemble.build import assemble
 
     duration_ns = time.time_ns() - session.t0_unix_ns
-    collectors: dict[str, CollectorNote] = {}
-    ordinals: dict[str, int] = {}
+    collected = collected or _Collected()
     versions = {"spikeprof": spikeprof.__version__}
-    if nvml is not None:
-        collectors["nvml"], tables = nvml.stop()
-        ordinals = {gpu.uuid: gpu.index for gpu in nvml.gpus}
-        if nvml.driver_version:
-            versions["driver"] = nvml.driver_version
-        for name, table in tables.items():
-            store.write_table(folder, name, table)
+    if collected.driver_version:
+        versions["driver"] = collected.driver_version
+    for name, table in collected.tables.items():
+        store.write_table(folder, name, table)
     spool = folder / SPOOL_FOLDER
     report = (lambda done, total: progress("assembling", done, total)) if progress else None
-    built = assemble(spool, folder, session.t0_unix_ns, ordinals, report)
+    built = assemble(spool, folder, session.t0_unix_ns, collected.ordinals, report)
     if exit_code is None:  # recovered: the records themselves tell how long it ran
         duration_ns = built.end_ns
     warnings = _warnings(built.notes, running)
+    counters = collected.notes.get("pm_sampling")
+    if counters is not None and counters.state == "refused":
+        warnings.append(f"no counters were sampled: {counters.reason}")
     note = built.note
     if not built.processes:
         note = dataclasses.replace(note, reason=launch.why_not_traced(session.command))
@@ -201,7 +259,7 @@ def _finish(
         exit_code=exit_code,
         host=platform.node(),
         versions=versions | built.versions,
-        collectors={"activity": note, **collectors},
+        collectors={"activity": note, **collected.notes},
         options=session.options,
         notes=tuple(warnings),
     )

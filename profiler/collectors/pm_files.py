@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+#: The folder of a run's spool that holds them.
+FOLDER = "counters"
+
 _WORD_BYTES = 8
 
 

@@ -6,7 +6,6 @@ the samples to kernels. See ``pm_sampler.py`` for how a GPU is sampled.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import select
@@ -17,17 +16,17 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from spikeprof.profiler.collectors import pm_files
-from spikeprof.profiler.counter_metrics import METRICS, SETS
+from spikeprof.profiler.collectors.nvml import NvmlUnavailable, devices, opened
 from spikeprof.profiler.errors import UsageError
 from spikeprof.profiler.trace import CollectorNote
 from spikeprof.profiler.units import NS_PER_S
 
-DEFAULT_SET = "memory"
 DEFAULT_INTERVAL_NS = 10_000
 
 #: What PM sampling was seen to take on H200, and what is of use.
@@ -38,24 +37,19 @@ _READY_SECONDS = 20.0
 _END_SECONDS = 20.0
 
 
-def metrics_of(text: str) -> tuple[str, ...]:
-    """The metrics that ``--counters=TEXT`` asks for: names of sets, of metrics of ours or of CUPTI's, comma separated.
+def visible_gpus(nvml: Any = None) -> tuple[int, ...]:
+    """NVML's numbers of the GPUs that a program started from here can use; the first one where NVML cannot be asked.
 
-    Raises UsageError for a name that cannot be one, with the nearest that can.
+    CUDA_VISIBLE_DEVICES holds numbers or the beginnings of UUIDs; anything else (MIG) means all of them.
     """
-    found: dict[str, None] = {}
-    for word in filter(None, (part.strip() for part in text.split(","))):
-        if word in SETS:
-            found.update(dict.fromkeys(SETS[word]))
-        elif word in METRICS or "__" in word:  # CUPTI's own are looked up where its library is
-            found[word] = None
-        else:
-            near = difflib.get_close_matches(word, [*SETS, *METRICS], 3)
-            meant = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise UsageError(f"--counters={text}: there is no set or metric {word!r}{meant} Sets: {', '.join(SETS)}")
-    if not found:
-        raise UsageError(f"--counters={text!r} names nothing; sets: {', '.join(SETS)}")
-    return tuple(found)
+    try:
+        with opened(nvml) as module:
+            gpus = devices(module)
+    except NvmlUnavailable:
+        gpus = ()
+    words = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    named = [g.index for word in words for g in gpus if word and (word == str(g.index) or g.uuid.startswith(word))]
+    return tuple(dict.fromkeys(named)) or tuple(gpu.index for gpu in gpus) or (0,)
 
 
 class PmSamplingCollector:

@@ -13,8 +13,8 @@ import pytest
 
 from spikeprof.profiler.collectors import pm_files
 from spikeprof.profiler.collectors.pm_sampler import Order, computed, packed, resolved, sources
-from spikeprof.profiler.collectors.pm_sampling import PmSamplingCollector, metrics_of
-from spikeprof.profiler.counter_metrics import METRICS, SETS
+from spikeprof.profiler.collectors.pm_sampling import PmSamplingCollector
+from spikeprof.profiler.counter_metrics import METRICS, SETS, metrics_of
 from spikeprof.profiler.errors import UsageError
 from spikeprof.profiler.trace import CollectorNote
 
