@@ -125,6 +125,19 @@ def metrics_of(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+#: Time between samples that PM sampling was seen to take on H200, and that is of use.
+INTERVAL_NS_LIMITS = (1_000, 10_000_000)
+
+
+def check_interval(interval_ns: int) -> None:
+    """Raise UsageError for a time between samples that is out of range."""
+    low, high = INTERVAL_NS_LIMITS
+    if not low <= interval_ns <= high:
+        raise UsageError(
+            f"--counters-interval-us {interval_ns / 1000:g}: must be from {low / 1000:g} to {high / 1000:g}"
+        )
+
+
 def is_additive(name: str) -> bool:
     """Whether a metric's values add up over time; CUPTI's own names say so by ``.sum``."""
     known = METRICS.get(name)

@@ -23,6 +23,7 @@ import msgspec
 
 import spikeprof
 from spikeprof.profiler import launch, store
+from spikeprof.profiler.counter_metrics import check_interval
 from spikeprof.profiler.errors import DamagedTrace, OutputError, SpikeprofError, UsageError
 from spikeprof.profiler.trace import CollectorNote, Manifest
 
@@ -71,6 +72,9 @@ class RunOptions:
         for name in ("max_bytes", "max_seconds", "clean_steps", "nvml_interval_ms", "counters_samples"):
             if getattr(self, name) < 0:
                 raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must not be negative")
+
+        if self.counters:
+            check_interval(self.counters_interval_ns)
 
     def for_target(self) -> dict[str, object]:
         """The part that the agent in the target reads."""

@@ -23,14 +23,9 @@ import pyarrow as pa
 
 from spikeprof.profiler.collectors import pm_files
 from spikeprof.profiler.collectors.nvml import NvmlUnavailable, devices, opened
-from spikeprof.profiler.errors import UsageError
+from spikeprof.profiler.counter_metrics import check_interval
 from spikeprof.profiler.trace import CollectorNote
 from spikeprof.profiler.units import NS_PER_S
-
-DEFAULT_INTERVAL_NS = 10_000
-
-#: What PM sampling was seen to take on H200, and what is of use.
-INTERVAL_NS_LIMITS = (1_000, 10_000_000)
 
 _SAMPLER = "spikeprof.profiler.collectors.pm_sampler"
 _READY_SECONDS = 20.0
@@ -68,11 +63,7 @@ class PmSamplingCollector:
         folder: Path,
         max_samples: int,
     ) -> None:
-        low, high = INTERVAL_NS_LIMITS
-        if not low <= interval_ns <= high:
-            raise UsageError(
-                f"--counters-interval-us {interval_ns / 1000:g}: must be from {low / 1000:g} to {high / 1000:g}"
-            )
+        check_interval(interval_ns)
         self._devices, self._metrics = tuple(devices), tuple(metrics)
         self._interval_ns, self._folder, self._max_samples = interval_ns, folder, max_samples
         self._children: dict[int, subprocess.Popen[bytes]] = {}
