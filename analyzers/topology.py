@@ -102,7 +102,7 @@ class Topology:
         id="topology",
         question="How are the GPUs joined, and does this machine suit the parallelism?",
         needs=("topology",),
-        wants=("devices", "counter_samples", "samples", "kernel_classes", "counters"),
+        wants=("counter_samples", "samples", "kernel_classes", "counters"),
         rules=(
             Rule("slow-link", "Copies over a link are far slower than its rate", "warning"),
             Rule("no-peer-access", "Some GPUs cannot reach each other's memory", "warning"),
@@ -122,8 +122,8 @@ class Topology:
         use, over_time = use_tables(link_uses(trace), peaks, self.bins_count, self.saturated_share)
         hierarchy = links.hierarchy(self.two_level_bytes_per_s, self.three_level_bytes_per_s)
         tables = {
-            "gpus": _gpus(trace, links),
-            "hierarchy": _hierarchy(hierarchy),
+            "gpus": _gpus(links),
+            "hierarchy": self._hierarchy(hierarchy),
             "links": {c: [r[c] for r in links.rows[: self.max_links_count]] for c in _COLUMNS},
             "use": use,
             "use_over_time": over_time,
@@ -151,6 +151,15 @@ class Topology:
             tables=tables,
             figures=figures,
         )
+
+    def _hierarchy(self, found: Hierarchy | None) -> Columns:
+        """One row with the limits that decided; none for a single GPU."""
+        columns = ("fabric", "gpus", "both_ways_bytes_per_s", "levels_count", "group_gpus_count")
+        limits = ("two_level_bytes_per_s", "three_level_bytes_per_s")
+        if found is None:
+            return {name: [] for name in (*columns, *limits)}
+        row = {name: [getattr(found, name)] for name in columns} | {name: [getattr(self, name)] for name in limits}
+        return row | {"gpus": [", ".join(map(str, found.gpus))]}
 
     def _slow(self, links: Links) -> list[Finding]:
         slow = [
@@ -231,17 +240,10 @@ class Topology:
 def _levels(links: Links, hierarchy: Hierarchy | None) -> list[Metric]:
     metrics = [Metric("gpus_count", len(links.gpus))]
     if hierarchy:
-        metrics.append(Metric("tensor_parallel_levels_count", hierarchy.levels_count))
-        metrics.append(Metric("tensor_parallel_gpus_count", hierarchy.group_gpus_count))
+        why = "" if hierarchy.levels_count is not None else "the driver does not tell how the GPUs are joined"
+        metrics.append(Metric("tensor_parallel_levels_count", hierarchy.levels_count, why))
+        metrics.append(Metric("tensor_parallel_gpus_count", hierarchy.group_gpus_count, why))
     return metrics
-
-
-def _hierarchy(found: Hierarchy | None) -> Columns:
-    """One row, none for a single GPU."""
-    columns = ("fabric", "gpus", "both_ways_bytes_per_s", "levels_count", "group_gpus_count")
-    if found is None:
-        return {name: [] for name in columns}
-    return {name: [getattr(found, name)] for name in columns} | {"gpus": [", ".join(map(str, found.gpus))]}
 
 
 def _ends(row: Row) -> dict[str, str | int]:
@@ -265,11 +267,8 @@ def _fewer(row: Row, column: str) -> bool:
     return bool(now and most and now < most)
 
 
-def _gpus(trace: Trace, links: Links) -> Columns:
-    """One row per GPU: its name, its NUMA node, and what its links carry in one direction."""
-    names: dict[int, str] = {}
-    if "devices" in trace:
-        names = {row["device"]: row["name"] for row in trace.table("devices").to_pylist()}
+def _gpus(links: Links) -> Columns:
+    """One row per GPU: its NUMA node, and what its links carry in one direction."""
     rows = []
     for gpu in links.gpus:
         host = links.host(gpu) or {}
@@ -279,7 +278,6 @@ def _gpus(trace: Trace, links: Links) -> Columns:
         rows.append(
             {
                 "device": gpu,
-                "model": names.get(gpu, ""),
                 "numa_node": node if node >= 0 else None,
                 "nvlinks_count": count,
                 "nvlink_bytes_per_s": rate,

@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from spikeprof import __version__
-from spikeprof.cli import analyze, doctor, explain, report, run, topology
+from spikeprof.cli import analyze, counters, doctor, explain, report, run, topology
 from spikeprof.profiler.counter_metrics import DEFAULT_SET
 from spikeprof.profiler.errors import OutputError, SpikeprofError, UsageError
 
@@ -42,7 +42,7 @@ app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
 app.command("analyze", short_help="Find what limits a recorded run; needs no GPU.")(analyze.analyze)
 app.command("report", short_help="Write one HTML file that works offline.")(report.report)
 app.command("doctor")(doctor.doctor)
-app.command("topology")(topology.topology)
+app.command("topology", short_help="Show how the GPUs are joined, and what that suits.")(topology.topology)
 app.command("explain")(explain.explain)
 
 

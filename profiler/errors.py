@@ -9,7 +9,7 @@ code meaning
 0    done (``run``: the program's own exit code is passed through instead)
 1    a policy the user asked for failed (``--fail-on``), or a test of ``doctor`` failed
 2    the command line is wrong
-3    the input cannot be read: no trace there, foreign, truncated, newer schema, corrupt
+3    the input cannot be read: no trace there, foreign, truncated, newer schema, corrupt; no GPU to ask
 4    the output cannot be written: folder exists, read-only, disk full
 5    internal error: a bug in spikeprof
 126  ``run``: the command exists but cannot be executed
@@ -22,7 +22,8 @@ SpikeprofError
 │   ├── TraceNotFound
 │   ├── ForeignFile
 │   ├── NewerSchema
-│   └── DamagedTrace
+│   ├── DamagedTrace
+│   └── NoGpu
 ├── MissingTable          3   (an analyzer asked for a table that was not collected)
 ├── OutputError           4
 ├── CommandNotExecutable  126
@@ -64,6 +65,10 @@ class NewerSchema(InputError):
 
 class DamagedTrace(InputError):
     """The trace is truncated or corrupt beyond what can be read around."""
+
+
+class NoGpu(InputError):
+    """There is no GPU here that can be asked what the command is about."""
 
 
 class MissingTable(InputError):

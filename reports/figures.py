@@ -297,6 +297,8 @@ def _line(spec: Figure, table: PlainTable, unit: tuple[float, str]) -> Plotly:
             }
         )
     y_axis = axis(fmt.title(spec.y), rangemode="tozero", fixedrange=True)
+    if unit_of(spec.y) == "share":
+        y_axis |= {"tickformat": PERCENT_TICKS}
     layout = base_layout(260, showlegend=bool(spec.series), xaxis=_x_axis(spec, unit), yaxis=y_axis)
     return {"data": traces, "layout": layout, "meta": {"time": unit_of(spec.x) == "ns"}}
 

@@ -106,7 +106,7 @@ def count(value: float) -> str:
 
 
 #: Columns that hold a number that names something, shown without separators.
-_ORDINALS = ("pid", "parent_pid", "rank", "device", "stream", "thread_id")
+_ORDINALS = ("pid", "parent_pid", "rank", "device", "stream", "thread_id", "numa_node")
 _CUPTI_VERSIONS = ("libcupti_version", "libcupti", "fixed_in")
 
 #: Columns that hold a point in time, not a length of time.
@@ -234,7 +234,7 @@ def command_line(arguments: tuple[str, ...]) -> str:
 
 # ---------------------------------------------------------------- findings
 
-_SCOPES = {"device": "GPU", "rank": "process"}
+_SCOPES = {"device": "GPU", "rank": "process", "src_device": "from GPU", "dst_device": "to GPU"}
 
 
 def scope(where: Mapping[str, str | int], width: int = 60) -> str:
@@ -246,6 +246,8 @@ def scope(where: Mapping[str, str | int], width: int = 60) -> str:
             parts[head] = f"{parts[head]}×{value}" if head in parts else f"{head} {value}"
         elif key == "kernel":
             parts[key] = f"kernel {short_name(str(value), width)}"
+        elif key in ("link", "reason"):
+            parts[key] = title(printable(str(value))) if key == "link" else printable(str(value))
         else:
             parts[key] = f"{_SCOPES.get(key, label(key))} {printable(str(value))}"
     return ", ".join(parts.values())

@@ -21,6 +21,7 @@ from spikeprof.profiler.errors import OutputError
 from spikeprof.reports import figures as fig
 from spikeprof.reports import format as fmt
 from spikeprof.reports import sentences as say
+from spikeprof.reports import topology as links
 from spikeprof.reports.gauges import gauges_figure, throttling
 from spikeprof.reports.html_tables import HtmlTable, html_table
 from spikeprof.reports.kernel_names import printable
@@ -43,7 +44,7 @@ _KERNEL_COLUMNS = ("kernel", "launches_count", "total_ns", "gpu_time_share", "me
 _DEVICE_COLUMNS = ("device", "model", "busy_share", "wall_ns", "busy_ns", "gaps_count", "energy_j", "kernels_count",
                    "memory_ops_count", "ranks", "sm_arch", "sm_count", "l2_bytes", "mem_bytes", "mem_peak_bytes_per_s",
                    "uuid")  # fmt: skip
-_OWN_SECTIONS = ("truth", "kernel-latency", "launch-gaps")
+_OWN_SECTIONS = ("truth", "kernel-latency", "launch-gaps", "topology")
 
 
 @dataclass(slots=True)
@@ -93,7 +94,7 @@ def render_html(report: Report) -> str:
     unit = fig.time_unit(max(report.manifest.duration_ns, 1))
     timeline = _timeline(report, unit)
     body = [timeline, _kernel_section(report), _idle_section(report), *_other_sections(report, unit)]
-    body += [_machine_section(report), _missing_section(report)]
+    body += [_links_section(report), _machine_section(report), _missing_section(report)]
     body = [s for s in body if not s.empty]
     charts = [c for s in body for c in s.charts]
     plotly_js = _plotly_script() if charts else ""
@@ -319,6 +320,22 @@ def _other_sections(report: Report, unit: tuple[float, str]) -> list[_Section]:
         section.add(*(html_table(name, t) for name, t in result.tables.items() if name not in drawn))
         sections.append(section)
     return sections
+
+
+def _links_section(report: Report) -> _Section:
+    section = _Section("links", "Links", "Links of the GPUs")
+    result = report.result("topology")
+    if result is None:
+        return section
+    if text := say.notice(result):
+        section.notices.append(text)
+    section.lead = links.suits(result)
+    section.add(html_table("link-matrix", links.matrix(result)), html_table("link-hosts", links.hosts(result)))
+    section.notices += links.notes(result)
+    for name, table in (("link-totals", "use"), ("kernel_links", "kernel_links")):
+        used = dict(result.tables.get(table, {}))
+        section.add(html_table(name, used | {"link": [fmt.title(link) for link in used.get("link", [])]}))
+    return section
 
 
 def _machine_section(report: Report) -> _Section:

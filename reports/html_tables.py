@@ -20,7 +20,7 @@ _SHORT = 40  # characters that stay on one line
 #: Columns that hold versions as numbers, and names of kernels.
 _VERSIONS = ("fixed_in", "libcupti_version")
 #: Shares that say how much of what there is was used: a full bar means all of it.
-_OF_THE_WHOLE = ("busy_share",)
+_OF_THE_WHOLE = ("busy_share", "mean_share", "busiest_share", "saturated_time_share", "link_share")
 _NAMES = ("name", "kernel", "work_before", "work_after")
 
 

@@ -50,8 +50,8 @@ def subtitle(report: Report) -> list[str]:
     manifest = report.manifest
     parts = [] if manifest.source == "spikeprof" else [_SOURCES.get(manifest.source, printable(manifest.source))]
     devices = report.tables.get("devices", {})
-    if gpus := _gpus(rows(devices)):
-        parts.append(gpus)
+    if used := gpus(rows(devices)):
+        parts.append(used)
     ranks = report.tables.get("processes", {}).get("rank", [])
     if ranks:
         parts.append(fmt.plural(len(ranks), "process", "processes"))
@@ -64,7 +64,7 @@ def subtitle(report: Report) -> list[str]:
     return parts
 
 
-def _gpus(devices: list[dict[str, Any]]) -> str:
+def gpus(devices: list[dict[str, Any]]) -> str:
     """``2 × NVIDIA H200 (2 of 8)``: the GPUs that worked, of those that the program could see."""
     used = [d for d in devices if d.get("kernels_count") or d.get("memory_ops_count")] or devices
     names = [printable(str(d.get("name") or "")) for d in used]
@@ -161,6 +161,11 @@ _CAPTIONS = {
     "kernel-time": ("Kernels over time", "Colour: how much of each time slice the kernel ran."),
     "idle-over-time": ("GPU idle over time", "Share of each time slice, by what the GPU waited for."),
     "gauges": ("Power, clocks and utilisation", "As the driver reports them, averaged over short stretches."),
+    "link-use": ("Use of links over time", "Share of the link's rate, by the GPU that used it most."),
+    "link-matrix": ("GPU to GPU", ""),
+    "link-hosts": ("GPU and host", ""),
+    "link-totals": ("Use of links", ""),
+    "kernel_links": ("Kernels by bytes over links", ""),
     "kernels": ("Kernels by time", ""),
     "nodes": ("Nodes of CUDA graphs by time", ""),
     "idle-classes": ("Idle time by cause", ""),

@@ -17,6 +17,7 @@ from rich.text import Text
 from spikeprof.analyzers.base import Finding, Result
 from spikeprof.reports import format as fmt
 from spikeprof.reports import sentences as say
+from spikeprof.reports import topology as links
 from spikeprof.reports.kernel_names import clip, printable, short_names
 from spikeprof.reports.model import PlainTable, Report, rows
 from spikeprof.reports.truth_line import truth_line
@@ -80,14 +81,19 @@ class _Screen:
 
 def render_terminal(report: Report, console: Console) -> None:
     """Print the summary of a report. Never raises for what the report holds or lacks."""
-    plain = console.options.ascii_only or not console.encoding.lower().startswith("utf")
-    screen = _Screen(console, max(40, min(console.width, MAX_WIDTH)), plain)
+    screen = _screen(console)
     _header(screen, report)
     _truth(screen, report)
     _verdict(screen, report)
     _kernels(screen, report)
     _idle(screen, report)
+    _links(screen, report)
     _missing(screen, report)
+
+
+def _screen(console: Console) -> _Screen:
+    plain = console.options.ascii_only or not console.encoding.lower().startswith("utf")
+    return _Screen(console, max(40, min(console.width, MAX_WIDTH)), plain)
 
 
 def _header(screen: _Screen, report: Report) -> None:
@@ -231,6 +237,55 @@ def _idle(screen: _Screen, report: Report) -> None:
         for c in classes
     ]
     _print_table(screen, "Class", _IDLE_COLUMNS, entries, "idle_share")
+
+
+def _links(screen: _Screen, report: Report) -> None:
+    """How the GPUs are joined; nothing for one GPU."""
+    result = report.result("topology")
+    if result is not None and _matrices(screen, result):
+        screen.prose(links.suits(result))
+
+
+def _matrices(screen: _Screen, result: Result) -> bool:
+    """The matrix of GPUs under its heading, with what its words mean; whether there is one."""
+    matrices = links.matrices(result, screen.width)
+    for heading, table in matrices:
+        screen.heading(heading)
+        _lines(screen, table)
+    for text in links.legend(result) if matrices else ():
+        screen.prose(text, "dim")
+    return bool(matrices)
+
+
+def _lines(screen: _Screen, table: PlainTable) -> None:
+    for number, line in enumerate(links.table_lines(table, screen.width)):
+        screen.line(screen.text(line, "" if number else "dim"))
+
+
+def render_topology(result: Result, names: Sequence[str], problem: str, console: Console) -> None:
+    """Print the answer of the analyzer ``topology`` alone: matrix, links to the host, what they suit, findings.
+
+    ``names`` are the GPUs' products; ``problem`` is what could not be read, and why, or empty.
+    """
+    screen = _screen(console)
+    screen.line(screen.text(clip(say.gpus([{"name": name} for name in names]), screen.width), "bold"))
+    _matrices(screen, result)
+    screen.heading(
+        f"GPU and host, in one direction: {'measured/' if links.is_measured(result) else ''}theoretical GB/s"
+    )
+    _lines(screen, links.hosts(result))
+    screen.heading("What it suits")
+    screen.prose(links.suits(result))
+    for finding in result.findings:
+        screen.console.print()
+        _finding(screen, finding)
+    screen.heading("Where the rates come from")
+    for text in links.sources(result):
+        screen.hanging(screen.text("·", "dim"), screen.text(text), 2)
+    for text in links.not_measured(result):
+        screen.hanging(screen.text("?", "cyan"), screen.text(f"Not measured: {text}"), 2)
+    if problem:
+        screen.hanging(screen.text("?", "cyan"), screen.text(printable(problem)), 2)
 
 
 def _missing(screen: _Screen, report: Report) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 #: Words of names that are written in capitals.
 SPELLED = {
-    w.lower(): w for w in ("CPU", "CUDA", "HW", "SW", "CUPTI", "DRAM", "GPU", "ID", "L2", "NVML", "PCIe", "SM", "UUID")
+    w.lower(): w
+    for w in "CPU CUDA HW SW CUPTI DRAM GPU GPUs ID L2 NUMA NVLink NVLinks NVML PCIe SM UUID".split()  # noqa: SIM905
 }
 
 #: Classes of idle time: the name, and what the GPU waited for.
@@ -21,6 +22,13 @@ IDLE_CLASSES = {
 }
 _IDLE = {key: name[0].upper() + name[1:] for key, (name, _) in IDLE_CLASSES.items()}
 _IDLE |= {"memcpy": "Copy", "unknown": "Unexplained"}
+
+_LINKS = {
+    "nvlink_sent": "NVLink sent",
+    "nvlink_received": "NVLink received",
+    "pcie_read": "PCIe read",
+    "pcie_written": "PCIe written",
+}
 
 #: Titles of metrics whose name alone would not read well. All others are made from the name.
 METRIC_TITLES: dict[str, str] = {
@@ -82,5 +90,18 @@ METRIC_TITLES: dict[str, str] = {
     "tiny_time_share": "Tiny kernels' share of kernel time",
     "total_ns": "Total",
     "wall_ns": "Active time",
+    **{f"{key}_mean_share": name for key, name in _LINKS.items()},
+    **{f"{key}_busiest_share": f"{name}, busiest slice" for key, name in _LINKS.items()},
+    "busiest_bytes_per_s": "Busiest slice",
+    "busiest_share": "Busiest slice's share of the link's rate",
+    "high_bytes": "At most",
+    "launch_bytes": "Bytes per launch",
+    "link_share": "Share of the link's rate",
+    "low_bytes": "At least",
+    "mean_bytes_per_s": "Mean rate",
+    "mean_share": "Mean share of the link's rate",
+    "measured_bytes_per_s": "Measured rate",
+    "measured_share": "Measured share of the theoretical rate",
+    "saturated_time_share": "Time near the link's rate",
     "wall_share": "Share of the active time",
 }

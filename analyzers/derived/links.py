@@ -20,13 +20,16 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """What tensor parallelism would use. ``fabric``: nvswitch, nvlink, pcie or none; a level doubles the group."""
+    """What tensor parallelism would use; a level doubles the group.
+
+    ``fabric`` is nvswitch, nvlink, pcie, none, or unknown, of which nothing else can be said.
+    """
 
     fabric: str
     gpus: list[int]  # which the fabric joins
     both_ways_bytes_per_s: float | None  # all NVLinks of a GPU
-    levels_count: int  # that the links suit
-    group_gpus_count: int  # that the GPUs here fill
+    levels_count: int | None  # that the links suit
+    group_gpus_count: int | None  # that the GPUs here fill
 
 
 @dataclass(frozen=True)
@@ -126,9 +129,12 @@ class Links:
             levels = 3 if rate >= three_levels_bytes_per_s else 2 if rate >= two_levels_bytes_per_s else 1
             switched = all(self.by_ends[a, b]["kind"] == "nvswitch" for a in group for b in group if a != b)
             fabric = "nvswitch" if switched else "nvlink"
+        elif group := self.access_group:
+            fabric, levels = "pcie", 1
+        elif any(row["peer_access"] == "" for row in self.pairs):
+            return Hierarchy("unknown", [], None, None, None)
         else:
-            group = self.access_group
-            fabric, levels = ("pcie", 1) if group else ("none", 0)
+            fabric, levels = "none", 0
         fitting = min(levels, max(len(group), 1).bit_length() - 1)  # of 6 GPUs a group takes 4
         return Hierarchy(fabric, group, both_ways, levels, 2**fitting)
 

@@ -75,12 +75,13 @@ def values(finding: Finding) -> dict[str, float]:
         (joined(2, gb_per_s=None), ("nvswitch", "0, 1", None, 1, 2)),
         (joined(4, "pcie", 16, 64), ("pcie", "0, 1", None, 1, 2)),
         (joined(4, "pcie", 16, 64, peer_access="not supported"), ("none", "", None, 0, 1)),
+        (joined(4, "pcie", 16, 64, peer_access=""), ("unknown", "", None, None, None)),
     ],
 )
 def test_levels_follow_from_what_the_nvlinks_of_a_gpu_carry_both_ways(topology: list[Row], expected: Any) -> None:
     result = asked(topology)
     row = {name: column[0] for name, column in result.tables["hierarchy"].items()}
-    assert tuple(row.values()) == expected
+    assert tuple(row.values()) == (*expected, 600 * GB, 900 * GB)
     assert result.metric("tensor_parallel_levels_count") == expected[3]
     assert result.metric("tensor_parallel_gpus_count") == expected[4]
 
@@ -338,11 +339,9 @@ def test_one_row_per_gpu_with_both_measured_ways_to_the_host() -> None:
     rows = joined(2) + hosts(2, numa_node=-1)
     rows[2].update(measured_bytes_per_s=40 * GB, numa_node=1)  # GPU 0 to the host
     rows[3]["measured_bytes_per_s"] = 50 * GB
-    devices = [{"device": 0, "name": "NVIDIA H200"}]
-    gpus = asked(rows, devices=devices).tables["gpus"]
+    gpus = asked(rows).tables["gpus"]
     assert {name: column[0] for name, column in gpus.items()} == {
         "device": 0,
-        "model": "NVIDIA H200",
         "numa_node": 1,
         "nvlinks_count": 18,
         "nvlink_bytes_per_s": 450 * GB,
@@ -352,4 +351,4 @@ def test_one_row_per_gpu_with_both_measured_ways_to_the_host() -> None:
         "from_host_bytes_per_s": 50 * GB,
         "to_host_bytes_per_s": 40 * GB,
     }
-    assert (gpus["numa_node"][1], gpus["model"][1]) == (None, "")
+    assert gpus["numa_node"][1] is None

@@ -39,7 +39,7 @@ def test_version_and_help() -> None:
     assert spikeprof("--version").stdout == f"spikeprof {package.__version__}\n"
     run = spikeprof("--help")
     assert run.returncode == 0
-    for verb in ("analyze", "report", "doctor", "explain"):
+    for verb in ("analyze", "report", "doctor", "topology", "explain"):
         assert f"\n  {verb} " in run.stdout
     assert "..." not in run.stdout.partition("Commands:")[2]  # no sentence is cut off
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from collectors.fake_cuda import UUIDS
 from collectors.fake_nvml import FakeNvml
 
 SWITCH, GPU, UNKNOWN = 2, 0, 255
@@ -59,6 +60,9 @@ class FakeLinks(FakeNvml):
             return broken[name]
 
         return answer
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return UUIDS[handle]
 
     def _link(self, handle: int, link: int) -> tuple[int, int, str]:
         if not self.nvlinks[handle]:

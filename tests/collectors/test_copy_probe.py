@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import shutil
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
+from collectors import fake_cuda
 
 from spikeprof.profiler.collectors import copy_probe
 from spikeprof.profiler.collectors.copy_probe import Copies, measure, with_copies
@@ -13,21 +12,15 @@ from spikeprof.profiler.collectors.nvml import Gpu
 from spikeprof.profiler.collectors.nvml_links import GpuLinks, Machine, Pair, Pcie
 from spikeprof.profiler.collectors.topology import topology_table
 
-SOURCE = Path(__file__).with_name("fake_cuda.c")
-A, B = (f"GPU-00000000-0000-0000-0000-{n:012d}" for n in range(2))
+A, B = fake_cuda.UUIDS[:2]
 MIB = 1 << 20
 NOTHING_HELD = "memory 0 host 0 contexts 0 streams 0 events 0\n"
 
 
 @pytest.fixture(scope="session")
-def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> str:
+def library(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The fake libcuda, compiled once."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        pytest.skip("no C compiler is here to build the fake libcuda")
-    library = tmp_path_factory.mktemp("cuda") / "libcuda.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", library, SOURCE], check=True)
-    return str(library)
+    return str(fake_cuda.built(tmp_path_factory.mktemp("cuda")))
 
 
 @pytest.fixture
@@ -37,8 +30,8 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_every_ordered_pair_and_both_ways_to_the_host_are_the_median_of_the_repeats(fake_cuda: str, log: Path) -> None:
-    copies = measure(fake_cuda, size_bytes=MIB)
+def test_every_ordered_pair_and_both_ways_to_the_host_are_the_median_of_the_repeats(library: str, log: Path) -> None:
+    copies = measure(library, size_bytes=MIB)
     assert copies.reasons == {}
     # The warm-up takes ten times as long and one repeat three times: a mean or a maximum would give another number.
     expected = {
@@ -53,11 +46,9 @@ def test_every_ordered_pair_and_both_ways_to_the_host_are_the_median_of_the_repe
     assert log.read_text() == NOTHING_HELD
 
 
-def test_without_peer_access_the_staged_copy_is_timed(
-    fake_cuda: str, log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_peer_access_the_staged_copy_is_timed(library: str, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_CUDA_NO_PEERS", "1")
-    assert measure(fake_cuda, size_bytes=MIB).bytes_per_s[A, B] == pytest.approx(20e9, rel=1e-4)
+    assert measure(library, size_bytes=MIB).bytes_per_s[A, B] == pytest.approx(20e9, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -72,20 +63,20 @@ def test_without_peer_access_the_staged_copy_is_timed(
     ],
 )
 def test_what_the_driver_refuses_has_its_reason_and_everything_is_given_back(
-    fake_cuda: str, log: Path, monkeypatch: pytest.MonkeyPatch, fails: str, measured: int, why: str
+    library: str, log: Path, monkeypatch: pytest.MonkeyPatch, fails: str, measured: int, why: str
 ) -> None:
     monkeypatch.setenv("FAKE_CUDA_FAIL", fails)
-    copies = measure(fake_cuda, size_bytes=MIB)
+    copies = measure(library, size_bytes=MIB)
     assert len(copies.bytes_per_s) == measured
     assert len(copies.reasons) == 6 - measured
     assert set(copies.reasons.values()) == {why}
     assert log.read_text() == NOTHING_HELD
 
 
-def test_at_most_a_quarter_of_the_free_memory_is_taken(fake_cuda: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_most_a_quarter_of_the_free_memory_is_taken(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_CUDA_FREE", str(8 * MIB))
-    assert measure(fake_cuda, size_bytes=2 * MIB).reasons == {}
-    refused = measure(fake_cuda, size_bytes=2 * MIB + 1)
+    assert measure(library, size_bytes=2 * MIB).reasons == {}
+    refused = measure(library, size_bytes=2 * MIB + 1)
     assert refused.bytes_per_s == {}
     assert set(refused.reasons.values()) == {"memory is short: 8 MiB free on the GPU"}
 
@@ -98,10 +89,10 @@ def test_at_most_a_quarter_of_the_free_memory_is_taken(fake_cuda: str, monkeypat
     ],
 )
 def test_one_reason_serves_all_when_nothing_can_be_copied(
-    fake_cuda: str, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, why: str
+    library: str, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, why: str
 ) -> None:
     monkeypatch.setenv(variable, value)
-    assert measure(fake_cuda) == Copies(reason=why)
+    assert measure(library) == Copies(reason=why)
 
 
 def test_without_libcuda_the_reason_is_the_loader_s() -> None:
@@ -110,19 +101,19 @@ def test_without_libcuda_the_reason_is_the_loader_s() -> None:
     assert copies.reason.startswith("libcuda-not-here.so: cannot open shared object file")
 
 
-def test_a_crash_leaves_what_was_measured(fake_cuda: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_leaves_what_was_measured(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_CUDA_CRASH", "cuMemcpyPeerAsync")
-    copies = measure(fake_cuda, size_bytes=MIB)
+    copies = measure(library, size_bytes=MIB)
     assert set(copies.bytes_per_s) == {("host", A), (A, "host"), ("host", B), (B, "host")}
     assert copies.reason == "the copy process was ended by SIGABRT"
 
 
 def test_a_hang_ends_at_the_time_limit_and_leaves_what_was_measured(
-    fake_cuda: str, monkeypatch: pytest.MonkeyPatch
+    library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_CUDA_HANG", "cuMemcpyPeerAsync")
     began = time.monotonic()
-    copies = measure(fake_cuda, size_bytes=MIB, timeout_seconds=2)
+    copies = measure(library, size_bytes=MIB, timeout_seconds=2)
     assert time.monotonic() - began < 20
     assert len(copies.bytes_per_s) == 4
     assert copies.reason == "the copies did not end within 2 s"

@@ -23,7 +23,7 @@ def test_all_links_in_both_directions_are_what_data_sheets_state(generation: int
 def test_the_line_rate_is_told_but_only_the_payload_counts() -> None:
     rate = nvlink_rate(4, 18, 26.562e9)
     assert rate.bytes_per_s == 18 * 25e9
-    assert rate.source.startswith("18 links x 25 GB/s payload (")
+    assert rate.source.startswith("18 x 25 GB/s of payload a link (")
     assert "NVML states 26.562 GB/s on the line" in rate.source
 
 

@@ -39,7 +39,7 @@ def test_two_h200s_of_a_virtual_machine() -> None:
     assert (note.state, note.reason) == ("ok", "")
     assert set(rows) == {(0, 1), (1, 0), (-1, 0), (0, -1), (-1, 1), (1, -1)}
     source = rows[0, 1].pop("peak_source")
-    assert source.startswith("18 links x 25 GB/s payload (H100 data sheet")
+    assert source.startswith("18 x 25 GB/s of payload a link (H100 data sheet")
     assert "26.562 GB/s on the line" in source
     assert rows[0, 1] == {
         "src_device": 0,
