@@ -24,6 +24,9 @@ Floats = npt.NDArray[np.float64]
 Columns = dict[str, list[Any]]
 Peaks = Mapping[tuple[int, str], float | None]  # bytes per second of (device, link); None = unknown
 
+#: Samples longer than this many median ones are none: the first of a session may begin at time 0.
+_LENGTHS_MAX = 100
+
 _USE_COLUMNS = ("device", "link", "sampled_by", "total_bytes", "mean_bytes_per_s", "busiest_bytes_per_s",
                 "peak_bytes_per_s", "mean_share", "busiest_share", "saturated_time_share")  # fmt: skip
 
@@ -122,6 +125,8 @@ def _counted(trace: Trace) -> Iterator[LinkUse]:
         device, start, end, value = (column[mine] for column in columns)
         for one in np.unique(device).tolist():
             sound = (device == one) & (end > start) & (value >= 0)  # no NaN passes
+            length = end - start
+            sound &= length <= _LENGTHS_MAX * np.median(length[sound]) if sound.any() else False
             yield LinkUse(one, link, "PM sampling", ints(start[sound]), ints(end[sound]), value[sound])
 
 

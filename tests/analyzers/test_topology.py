@@ -253,11 +253,12 @@ def test_a_sample_counts_in_the_bin_of_its_middle_and_bins_without_one_have_no_v
 
 def test_what_cannot_be_true_is_left_out() -> None:
     samples = [
-        *counted(0, "pcie_written_bytes", 640e3, float("nan"), -5.0),
+        *counted(0, "pcie_written_bytes", 640e3, float("nan"), -5.0, 640e3),
         {"device": 0, "start_ns": 50 * US, "end_ns": 50 * US, "metric": "pcie_written_bytes", "value": 9e9},
+        {"device": 0, "start_ns": -5_000 * US, "end_ns": 0, "metric": "pcie_written_bytes", "value": 9e9},
     ]
     use = asked(hosts(1), counter_samples=samples).tables["use"]
-    assert (use["total_bytes"], use["mean_share"]) == ([640e3], [pytest.approx(1.0)])
+    assert (use["total_bytes"], use["mean_share"]) == ([1280e3], [pytest.approx(1.0)])
 
 
 def gauge(metric: str, *numbers: float, device: int = 0) -> list[Row]:
