@@ -96,6 +96,12 @@ def attribute(samples: Samples, work: Work, classes_count: int, skew: Skew | Non
     return _attributed(samples, work, done, given, skew, set_aside_count)
 
 
+def find_skew(samples: Samples, work: Work) -> Skew:
+    """The skew that ``attribute`` estimates."""
+    samples, _ = _usable(samples)
+    return estimate_skew(samples, cut(work, samples).pieces)
+
+
 def _usable(samples: Samples) -> tuple[Samples, int]:
     """Those that can be used, in order of time, and how many cannot."""
     start, end, values = samples.start_ns, samples.end_ns, samples.values
