@@ -42,6 +42,7 @@ app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
 app.command("analyze", short_help="Find what limits a recorded run; needs no GPU.")(analyze.analyze)
 app.command("report", short_help="Write one HTML file that works offline.")(report.report)
 app.command("doctor")(doctor.doctor)
+app.command("counters", short_help="Read counters of GPUs that are at work already.")(counters.counters)
 app.command("topology", short_help="Show how the GPUs are joined, and what that suits.")(topology.topology)
 app.command("explain")(explain.explain)
 

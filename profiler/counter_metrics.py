@@ -36,6 +36,21 @@ class CounterMetric:
         return (self.source, self.times) if self.times else (self.source,)
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One metric of one GPU. A sum has a ``total`` over the sampled time and is otherwise per second; a mean is not.
+
+    ``highest`` is the largest value of a millisecond that was sampled.
+    """
+
+    device: int
+    metric: str
+    sampled_ns: int
+    total: float | None
+    mean: float
+    highest: float
+
+
 _METRICS = (
     CounterMetric("l2_sectors_count", "lts__t_sectors.sum", "32-byte sectors looked up in L2, reads and writes"),
     CounterMetric(

@@ -217,7 +217,7 @@ class Device:
                 kept += of_unit
             else:
                 for metric in of_unit:
-                    self._journal.write("missing", metric=metric.name, reason=f"this GPU has no {unit} counters")
+                    self._journal.write("missing", metric=metric.name, reason=f"this GPU delivers no {unit} counters")
         return kept
 
     def _delivers(self, metrics: list[CounterMetric], sampler: PmSampler | None, keep: bool = True) -> bool:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -143,7 +143,7 @@ def note_of(samplers: Sequence[pm_files.SamplerFiles], problems: Sequence[str] =
     for files in samplers:
         gpu = f"GPU {files.device}: "
         reasons += [gpu + text for text in (files.refused, *files.problems) if text]
-        reasons += [f"{gpu}no {metric} ({why})" for metric, why in files.missing.items()]
+        reasons += [f"{gpu}no {', '.join(metrics)} ({why})" for why, metrics in _by_reason(files.missing).items()]
         if files.overflows_count:
             reasons.append(
                 f"{gpu}samples ran over {files.overflows_count} time(s): try a longer --counters-interval-us"
@@ -156,6 +156,13 @@ def note_of(samplers: Sequence[pm_files.SamplerFiles], problems: Sequence[str] =
     if not samples_count and not reasons:
         reasons.append("no samples came")
     return CollectorNote(state, "; ".join([*reasons, *remarks]), records_count=samples_count)
+
+
+def _by_reason(missing: Mapping[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for metric, why in missing.items():
+        found.setdefault(why, []).append(metric)
+    return found
 
 
 def _coverage(files: pm_files.SamplerFiles) -> str:

@@ -1,0 +1,104 @@
+"""Counters of whatever runs on the GPUs of this machine, for some seconds: no program is started or touched."""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import spikeprof
+from spikeprof.profiler import store
+from spikeprof.profiler.assemble.counter_samples import write_counter_samples
+from spikeprof.profiler.collectors import pm_files
+from spikeprof.profiler.collectors.pm_sampling import PmSamplingCollector
+from spikeprof.profiler.counter_metrics import Reading, is_additive
+from spikeprof.profiler.trace import CollectorNote, Manifest
+
+_BIN_NS = 1_000_000  # "highest" is that of a millisecond: single samples are dominated by noise
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What was read, and the collector's note on what was not; ``trace`` is the folder that holds the samples."""
+
+    note: CollectorNote
+    readings: tuple[Reading, ...]
+    trace: Path | None = None
+
+
+def watch(
+    devices: Sequence[int],
+    metrics: Sequence[str],
+    seconds: float,
+    interval_ns: int,
+    output: Path | None = None,
+    tick: Callable[[float], None] = lambda elapsed: None,
+) -> Watched:
+    """Sample for ``seconds``; KeyboardInterrupt ends it early, and what was sampled counts.
+
+    With ``output``, the samples become a trace folder (table ``counter_samples``). ``tick`` is told the time elapsed.
+    Raises UsageError for an interval out of range, OutputError for a folder that cannot be made.
+    """
+    with tempfile.TemporaryDirectory(prefix="spikeprof-") as temporary:
+        spool = Path(temporary)
+        collector = PmSamplingCollector(devices, metrics, interval_ns, spool, max_samples=0)
+        folder = store.create_folder(output) if output else None
+        collector.start(0)
+        t0_unix_ns, began = time.time_ns(), time.monotonic()
+        try:
+            while (elapsed := time.monotonic() - began) < seconds:
+                tick(elapsed)
+                time.sleep(min(0.1, seconds - elapsed))
+        except KeyboardInterrupt:
+            pass
+        note, _ = collector.stop()
+        sets = [one for files in pm_files.read(spool) for one in files.sets]
+        readings = tuple(reading for one in sets for reading in _readings(one))
+        if folder and readings:
+            _write(folder, sets, note, t0_unix_ns)
+        elif folder:
+            folder.rmdir()
+    return Watched(note, readings, folder if readings else None)
+
+
+def _readings(one: pm_files.SampledSet) -> list[Reading]:
+    times = one.times()
+    if not len(times):
+        return []
+    length = times[:, 1] - times[:, 0]
+    sampled_ns = int(length.sum())
+    # Milliseconds of sampled time, gaps left out.
+    bins = (np.cumsum(length) - length) // _BIN_NS
+    in_bin = np.bincount(bins, length)
+    whole = in_bin >= min(_BIN_NS // 2, in_bin.max())
+    found = []
+    for number, metric in enumerate(one.metrics):
+        values = np.asarray(one.rows[:, 2 + number])
+        additive = is_additive(metric)
+        amount = np.bincount(bins, values if additive else values * length)
+        rate = amount[whole] / in_bin[whole] * (1e9 if additive else 1)
+        mean = amount.sum() / sampled_ns * (1e9 if additive else 1)
+        total = float(values.sum()) if additive else None
+        found.append(Reading(one.device, metric, sampled_ns, total, float(mean), float(rate.max())))
+    return found
+
+
+def _write(folder: Path, sets: Sequence[pm_files.SampledSet], note: CollectorNote, t0_unix_ns: int) -> None:
+    write_counter_samples(folder, sets, t0_unix_ns)
+    last = max((int(one.times()[-1, 1]) for one in sets if len(one.rows)), default=t0_unix_ns)
+    manifest = Manifest(
+        source="spikeprof",
+        t0_unix_ns=t0_unix_ns,
+        duration_ns=last - t0_unix_ns,
+        command=("spikeprof", "counters"),
+        host=platform.node(),
+        versions={"spikeprof": spikeprof.__version__},
+        collectors={PmSamplingCollector.name: note},
+        notes=("Counters alone were sampled: no program was recorded.",),
+    )
+    store.write_manifest(folder, manifest)
