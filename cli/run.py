@@ -20,7 +20,8 @@ from spikeprof.cli.inputs import two_numbers
 from spikeprof.profiler.errors import SpikeprofError, UsageError
 
 if TYPE_CHECKING:
-    from spikeprof.profiler.session import Outcome, Progress
+    from spikeprof.profiler.collecting import Progress
+    from spikeprof.profiler.session import Outcome
 
 #: Memory that the analyzers take at their peak (docs/overhead.md).
 _SUMMARY_BYTES_PER_KERNEL = 700

@@ -14,23 +14,18 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 import spikeprof
-from spikeprof.profiler import launch, store
+from spikeprof.profiler import collecting, launch, store
+from spikeprof.profiler.collecting import Progress
 from spikeprof.profiler.counter_metrics import check_interval
 from spikeprof.profiler.errors import DamagedTrace, OutputError, SpikeprofError, UsageError
-from spikeprof.profiler.trace import CollectorNote, Manifest
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from spikeprof.profiler.collectors import Collector
+from spikeprof.profiler.trace import Manifest
 
 SPOOL_FOLDER = "spool"
 SESSION_FILE = "session.json"
@@ -102,9 +97,6 @@ class Outcome:
     warnings: tuple[str, ...] = field(default=())
 
 
-Progress = Callable[[str, int, int], None]  # what, done, of how much
-
-
 def record(
     command: Sequence[str], output: Path | None, options: RunOptions, progress: Progress | None = None
 ) -> Outcome:
@@ -153,7 +145,7 @@ def _record_into(folder: Path, command: Sequence[str], options: RunOptions, prog
     session = _Session(words, time.time_ns(), given)
     _write_session(folder, session)
     control = ControlServer(spool)
-    collectors = _collectors(options, spool)
+    collectors = collecting.collectors_for(options, spool)
     control.start()
     for collector in collectors:
         collector.start(session.t0_unix_ns)
@@ -163,64 +155,12 @@ def _record_into(folder: Path, command: Sequence[str], options: RunOptions, prog
     finally:
         seconds = time.monotonic() - began
         running = control.stop()
-        collected = _stopped(collectors)
+        collected = collecting.stop_all(collectors)
     try:
         return _finish(folder, session, progress, exit_code=code, running=running, collected=collected, seconds=seconds)
     except Exception as error:  # whatever it is: the program has run, and its exit code must not be lost
         reason = str(error) if isinstance(error, SpikeprofError) else f"{type(error).__name__}: {error}"
         return Outcome(code, None, reason=f"{reason}; the raw records are in {spool}", seconds=seconds)
-
-
-def _collectors(options: RunOptions, spool: Path) -> list[Collector]:
-    """What watches from outside, in the order in which it starts. The last one follows the thread that starts it."""
-    from spikeprof.profiler.collectors import pm_files
-    from spikeprof.profiler.collectors.gpm import GpmCollector
-    from spikeprof.profiler.collectors.nvml import NvmlCollector
-    from spikeprof.profiler.collectors.perf_events import PerfEventsCollector
-    from spikeprof.profiler.collectors.pm_sampling import PmSamplingCollector, visible_gpus
-    from spikeprof.profiler.collectors.topology import TopologyCollector
-
-    found: list[Collector] = [TopologyCollector()]
-    if options.nvml_interval_ms:
-        found += [NvmlCollector(interval_ms=options.nvml_interval_ms), GpmCollector(options.nvml_interval_ms)]
-    if options.counters:
-        folder = spool / pm_files.FOLDER
-        folder.mkdir(mode=0o700)
-        interval_ns, limit = options.counters_interval_ns, options.counters_samples
-        found.append(PmSamplingCollector(visible_gpus(), options.counters, interval_ns, folder, limit))
-    if options.cpu_counters:
-        found.append(PerfEventsCollector())
-    return found
-
-
-@dataclass
-class _Collected:
-    """What the collectors handed over; ``ordinals`` numbers the GPUs that NVML saw, by UUID."""
-
-    notes: dict[str, CollectorNote] = field(default_factory=dict)
-    tables: dict[str, pa.Table] = field(default_factory=dict)
-    ordinals: dict[str, int] = field(default_factory=dict)
-    driver_version: str = ""
-
-
-def _stopped(collectors: Sequence[Collector]) -> _Collected:
-    from spikeprof.profiler.collectors.nvml import NvmlCollector
-    from spikeprof.profiler.collectors.sampling import joined_samples
-
-    collected = _Collected()
-    samples = []
-    for collector in reversed(collectors):
-        note, tables = collector.stop()
-        collected.notes[collector.name] = note
-        if "samples" in tables:
-            samples.append(tables.pop("samples"))
-        collected.tables.update(tables)
-        if isinstance(collector, NvmlCollector):
-            collected.ordinals = {gpu.uuid: gpu.index for gpu in collector.gpus}
-            collected.driver_version = collector.driver_version
-    if samples:
-        collected.tables["samples"] = joined_samples(samples)
-    return collected
 
 
 def _finish(
@@ -230,14 +170,14 @@ def _finish(
     *,
     exit_code: int | None,
     running: Sequence[int],
-    collected: _Collected | None = None,
+    collected: collecting.Collected | None = None,
     seconds: float = 0.0,
 ) -> Outcome:
     """Assemble the spool, write the manifest, remove the spool."""
     from spikeprof.profiler.assemble.build import assemble
 
     duration_ns = time.time_ns() - session.t0_unix_ns
-    collected = collected or _Collected()
+    collected = collected or collecting.Collected()
     versions = {"spikeprof": spikeprof.__version__}
     if collected.driver_version:
         versions["driver"] = collected.driver_version
@@ -249,9 +189,7 @@ def _finish(
     if exit_code is None:  # recovered: the records themselves tell how long it ran
         duration_ns = built.end_ns
     warnings = _warnings(built.notes, running)
-    counters = collected.notes.get("pm_sampling")
-    if counters is not None and counters.state == "refused":
-        warnings.append(f"no counters were sampled: {counters.reason}")
+    warnings += collecting.attribute_counters(spool, folder, session.t0_unix_ns, collected, progress)
     note = built.note
     if not built.processes:
         note = dataclasses.replace(note, reason=launch.why_not_traced(session.command))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -170,6 +170,14 @@ def _read_table(path: Path, name: str) -> pa.Table:
         return table.select(schema.names).cast(schema).unify_dictionaries()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DamagedTrace(f"{path.name} is damaged: {_first_sentence(error)}; the other tables can be read") from error
+
+
+def read_columns(folder: Path, name: str, columns: Sequence[str]) -> pa.Table:
+    """Some columns of a table of a trace that is still being made; no rows where the table was not collected."""
+    path = folder / f"{name}.parquet"
+    if not path.exists():
+        return TABLES[name].empty().select(list(columns))
+    return pq.ParquetFile(path).read(columns=list(columns)).select(list(columns))
 
 
 def _first_sentence(error: Exception) -> str:
