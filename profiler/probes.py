@@ -26,6 +26,9 @@ ROOT = Path("/")
 #: Bits of CapEff in /proc/self/status (linux/capability.h).
 CAP_SYS_ADMIN, CAP_PERFMON = 21, 38
 
+#: Between samples when it is only tried which counters there are.
+_PROBE_INTERVAL_NS = 10_000
+
 #: Below this much free disk a recording may end early.
 FREE_BYTES_WANTED = 1_000_000_000
 
@@ -60,6 +63,7 @@ def machine_probes(folder: Path) -> list[Probe]:
         ("container", container),
         ("trace folder", lambda: trace_folder(folder)),
         ("cupti-python", cupti_python),
+        ("PM sampling", pm_sampling),
         ("CPU counters", cpu_counters),
     )
     return [_safely(name, ask) for name, ask in questions]
@@ -150,6 +154,29 @@ def counters(root: Path = ROOT) -> Probe:
         else "run as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
     )
     return Probe(name, "degraded", "the driver gives them to administrators only; kernels are traced all the same", fix)
+
+
+def pm_sampling() -> Probe:
+    """Which hardware counters can be sampled, found out by sampling for a moment: sets of ``--counters``."""
+    from spikeprof.profiler.collectors import pm_files
+    from spikeprof.profiler.collectors.pm_sampling import PmSamplingCollector, visible_gpus
+    from spikeprof.profiler.counter_metrics import SETS
+
+    name = "PM sampling"
+    everything = tuple(dict.fromkeys(metric for metrics in SETS.values() for metric in metrics))
+    with tempfile.TemporaryDirectory(prefix="spikeprof-") as folder:
+        collector = PmSamplingCollector(visible_gpus(), everything, _PROBE_INTERVAL_NS, Path(folder), max_samples=0)
+        collector.start(0)
+        note, _ = collector.stop()
+        sampled = {m for files in pm_files.read(Path(folder)) for one in files.sets for m in one.metrics}
+    if not sampled:
+        return Probe(name, "degraded", f"no counter can be sampled: {note.reason}")
+    works = [key for key, metrics in SETS.items() if set(metrics) <= sampled]
+    lacks = [
+        f"{key} without {', '.join(sorted({*metrics} - sampled))}" for key, metrics in SETS.items() if key not in works
+    ]
+    told = f"--counters={','.join(works)}" if works else "no whole set"
+    return Probe(name, "degraded" if lacks else "ok", "; ".join([told, *lacks]))
 
 
 def gpm(nvml: Any = None) -> Probe:

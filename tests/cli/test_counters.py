@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from cli.command import spikeprof
 
+from spikeprof.profiler import counter_metrics, probes
+from spikeprof.profiler.counter_metrics import SETS
 from spikeprof.profiler.importers import open_trace
 
 
@@ -81,3 +83,17 @@ def test_a_run_with_counters_that_cannot_be_starts_nothing(tmp_path: Path, optio
     done = spikeprof("run", "-o", str(tmp_path / "t"), "--counters", option, "--", "sh", "-c", "touch ran")
     assert done.returncode == 2
     assert not (tmp_path / "t").exists()
+
+
+def test_doctor_says_which_sets_can_be_had(pm_gpu: pytest.MonkeyPatch) -> None:
+    pm_gpu.setenv("FAKE_PM_LACKS", "nvl")
+    pm_gpu.setattr(counter_metrics, "SETS", {name: SETS[name] for name in ("memory", "nvlink")})
+    probe = probes.pm_sampling()
+    assert probe.state == "degraded"
+    assert probe.detail == "--counters=memory; nvlink without nvlink_received_bytes, nvlink_sent_bytes"
+    pm_gpu.delenv("FAKE_PM_LACKS")
+    assert probes.pm_sampling().detail == "--counters=memory,nvlink"
+    pm_gpu.setenv("FAKE_PM_FAIL", "privileges")
+    refused = probes.pm_sampling()
+    assert refused.state == "degraded"
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in refused.detail
