@@ -57,6 +57,8 @@ class Cut:
     place: npt.NDArray[np.int8]  # KERNELS, MEMORY_OPS or NOT_TRACED
     kernel: Indices  # row of the kernels, -1 for other work
     mean_ns: Floats  # by group
+    begins: Bools  # by group: its pieces begin where their launch does
+    ends: Bools  # by group: they end where it does
     merged: Bools  # by group: it joins classes that were too many to solve for
     exact: Ints  # rows of the kernels that have counts of their own
     covered: Floats  # by kernel: the share of its time that was sampled
@@ -159,7 +161,17 @@ def _grouped(parts: list[_Part], exact: Ints, covered: Floats) -> Cut:
     place = np.full(len(kind), KERNELS, np.int8)
     place[kind == _OP], place[kind == _NOT_TRACED] = MEMORY_OPS, NOT_TRACED
     pieces = Pieces(start, end, group.astype(np.int32), size, launches)
-    return Cut(pieces, place, kernel.astype(np.int32), mean, kinds == _MERGED, exact, covered)
+    return Cut(
+        pieces=pieces,
+        place=place,
+        kernel=kernel.astype(np.int32),
+        mean_ns=mean,
+        begins=np.isin(kinds, (_LAUNCH, _BEGIN)),
+        ends=np.isin(kinds, (_LAUNCH, _END)),
+        merged=kinds == _MERGED,
+        exact=exact,
+        covered=covered,
+    )
 
 
 def _merged(group: Ints, length: Floats, kinds: Ints) -> tuple[Ints, Ints]:

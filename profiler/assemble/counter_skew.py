@@ -1,20 +1,25 @@
 """How far the clock of the samples runs from that of the kernels, found from the two themselves.
 
-On an H200 both are one clock. But the counts of a kernel do not fill its recorded time: they begin a third of a
-microsecond after its start and end a microsecond before its end, so that samples seem ahead by about 0.4 µs.
-What is estimated is the sum of both. Every shift in question is tried on some thousands of samples: the counts of
-groups of launches are solved for, and the shift is taken whose solution leaves the least unexplained.
+On an H200 both are one clock. But the counts of a kernel do not fill its recorded time: they begin a few tenths of
+a microsecond after its start and end a microsecond before its end, so that samples seem ahead of kernels. To tell
+this from a skew, two times are looked for: from the recorded start of launches to their counts, and from the end of
+their counts to the recorded end. Every pair in question is tried on some thousands of samples: the counts of groups
+of launches are solved for, and the pair is taken whose solution leaves the least unexplained. Only counts that come
+before the recorded start or after the recorded end make a skew.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
 from spikeprof.profiler.assemble.counter_normal import WORK_SHARE_MIN
 from spikeprof.profiler.assemble.counter_overlap import (
+    Bools,
     Floats,
+    Indices,
     Ints,
     Pieces,
     Samples,
@@ -23,15 +28,21 @@ from spikeprof.profiler.assemble.counter_overlap import (
     shares,
     totals,
 )
-from spikeprof.profiler.assemble.counter_pieces import sampled_ns
+from spikeprof.profiler.assemble.counter_pieces import Cut, sampled_ns
 
-#: No more is believed: both clocks are the GPU's own.
-SKEW_NS_MAX = 2000
-
-#: How well a skew must be known to be used, as the standard deviation of its estimate.
+#: How well the times must be known for a skew to be used, as the standard deviation of their estimates.
 SKEW_SD_NS_MAX = 200
 
-_COARSE_NS, _FINE_NS = 250, 50
+#: No more is believed, of either time: both clocks are the GPU's own.
+_REACH_NS = 2000
+
+_SCAN_NS, _GAPS_NS = 250, (0, 1000)
+_STEPS_NS = (400, 200, 100, 50)
+_SPREAD_NS = 200
+
+#: Counts take this share of a recorded duration at least.
+_ACTIVE_SHARE_MIN = 0.25
+
 _WINDOWS, _WINDOW_SAMPLES = 8, 2000
 _PIECES_MAX, _GROUPS_MAX = 100_000, 96
 _RIDGE, _EXPLAINED_MAX = 1e-6, 1e-9
@@ -41,44 +52,63 @@ _RIDGE, _EXPLAINED_MAX = 1e-6, 1e-9
 class Skew:
     """``skew_ns`` is to be added to a kernel's time to find its counts in the samples.
 
-    ``sd_ns`` is the standard deviation of the estimate. Where it is NaN nothing was found and the skew is 0; where
-    it is above ``SKEW_SD_NS_MAX`` it was found too unsurely, and is 0 as well.
+    The counts of a launch begin ``begin_ns`` after its recorded start and end ``end_ns`` before its recorded end;
+    ``sd_ns`` is the standard deviation of both. They are NaN where they cannot be told; above ``SKEW_SD_NS_MAX``
+    they are too unsure to be used. In both cases the skew is 0.
     """
 
     skew_ns: int
-    sd_ns: float
+    begin_ns: float = float("nan")
+    end_ns: float = float("nan")
+    sd_ns: float = float("nan")
 
 
-UNKNOWN = Skew(0, float("nan"))
+UNKNOWN = Skew(0)
 
 
-def estimate_skew(samples: Samples, pieces: Pieces) -> Skew:
-    """The skew between samples and the pieces of the work that ran meanwhile."""
-    rows, window = _windows(samples, pieces)
+def estimate_skew(samples: Samples, work: Cut) -> Skew:
+    """The skew between samples and the work that ran meanwhile."""
+    rows, window = _windows(samples, work.pieces)
     if not len(rows):
         return UNKNOWN
     looked_at = replace(samples, start_ns=samples.start_ns[rows], end_ns=samples.end_ns[rows])
     counts = samples.counts(rows)
     counts = counts[:, np.square(counts).sum(axis=0) > 0]
-    near = _near(looked_at, pieces)
+    near = _Near.of(looked_at, work)
     if not counts.shape[1] or not len(near.start_ns):
         return UNKNOWN
 
-    def curve(shifts: Ints) -> Floats:
-        """(shifts, windows)"""
-        return np.stack([_unexplained(looked_at.shifted(-shift), counts, near, window) for shift in shifts.tolist()])
+    @cache
+    def by_window(begin_ns: int, end_ns: int) -> Floats:
+        return _unexplained(looked_at, counts, near.pieces(begin_ns, end_ns), window)
 
-    coarse = np.arange(-SKEW_NS_MAX, SKEW_NS_MAX + 1, _COARSE_NS)
-    curves = curve(coarse)
-    at = int(np.argmin(curves.sum(axis=1)))
-    if at in (0, len(coarse) - 1):
-        return UNKNOWN
-    each = np.array([_lowest(coarse, curve) for curve in curves.T])
-    sd = float(np.std(each, ddof=1) / np.sqrt(len(each)))
-    if not sd <= SKEW_SD_NS_MAX:
-        return Skew(0, sd)
-    fine = np.arange(coarse[at - 1], coarse[at + 1] + 1, _FINE_NS)
-    return Skew(round(_lowest(fine, curve(fine).sum(axis=1))), sd)
+    def unexplained(times: tuple[int, int]) -> float:
+        within = max(abs(times[0]), abs(times[1])) <= _REACH_NS
+        return float(by_window(*times).sum()) if within else np.inf
+
+    # Begin and end trade for each other, so the search starts from shifts of the whole, with and without a gap.
+    scan = range(-_REACH_NS, _REACH_NS + 1, _SCAN_NS)
+    best = min(((s, gap - s) for gap in _GAPS_NS for s in scan), key=unexplained)
+    for step in _STEPS_NS:
+        while (nearer := min(_around(best, step), key=unexplained)) != best:
+            best = nearer
+    sds = []
+    for of_begin, of_end in ((_SPREAD_NS, 0), (0, _SPREAD_NS)):
+        curves = np.stack([by_window(best[0] + d * of_begin, best[1] + d * of_end) for d in (-1, 0, 1)])
+        each = [_lowest(curve) * _SPREAD_NS for curve in curves.T]
+        sds.append(np.std(each, ddof=1) / np.sqrt(len(each)) if len(each) > 1 else np.nan)
+    begin_ns, end_ns, sd_ns = *map(float, best), float(max(sds))
+    if not sd_ns <= SKEW_SD_NS_MAX:
+        return Skew(0, begin_ns, end_ns, sd_ns)
+    if begin_ns < 0 and end_ns < 0:
+        return Skew(round((begin_ns - end_ns) / 2), begin_ns, end_ns, sd_ns)
+    return Skew(round(min(begin_ns, 0) - min(end_ns, 0)), begin_ns, end_ns, sd_ns)
+
+
+def _around(at: tuple[int, int], step: int) -> list[tuple[int, int]]:
+    """A pair of times and the eight around it; itself first, so that it wins where none is better."""
+    moves = [(0, 0), *((x, y) for x in (-step, 0, step) for y in (-step, 0, step) if x or y)]
+    return [(at[0] + x, at[1] + y) for x, y in moves]
 
 
 def _windows(samples: Samples, pieces: Pieces) -> tuple[Ints, Ints]:
@@ -98,17 +128,40 @@ def _windows(samples: Samples, pieces: Pieces) -> tuple[Ints, Ints]:
     return rows, at // length
 
 
-def _near(samples: Samples, pieces: Pieces) -> Pieces:
-    """The pieces that meet the samples at some shift; groups beyond the longest-running ones are made one."""
-    reach = SKEW_NS_MAX + 1
-    met = sampled_ns(samples, pieces.start_ns - reach, pieces.end_ns + reach) > 0
-    start, end, group = pieces.start_ns[met], pieces.end_ns[met], pieces.group[met]
-    longest = np.argsort(-np.bincount(group, end - start), kind="stable")[: _GROUPS_MAX - 1]
-    number = np.full(len(pieces.shaped), len(longest), np.int32)
-    number[longest] = np.arange(len(longest))
-    merged = number[group] == len(longest)
-    size = np.where(merged, (end - start) / 1000, pieces.size[met])
-    return Pieces(start, end, number[group], size, np.zeros(len(longest) + 1, bool))
+@dataclass(frozen=True, slots=True)
+class _Near:
+    """The pieces that may meet the samples; groups beyond the longest-running ones are made one."""
+
+    start_ns: Ints
+    end_ns: Ints
+    begins: Bools  # whether a piece has the begin of its launch
+    ends: Bools
+    group: Indices
+    size: Floats
+    groups: int
+
+    @classmethod
+    def of(cls, samples: Samples, work: Cut) -> _Near:
+        every = work.pieces
+        met = sampled_ns(samples, every.start_ns - _REACH_NS, every.end_ns + _REACH_NS) > 0
+        start, end, group = every.start_ns[met], every.end_ns[met], every.group[met]
+        longest = np.argsort(-np.bincount(group, end - start), kind="stable")[: _GROUPS_MAX - 1]
+        number = np.full(len(every.shaped), len(longest), np.int32)
+        number[longest] = np.arange(len(longest))
+        size = np.where(number[group] == len(longest), (end - start) / 1000, every.size[met])
+        return cls(start, end, work.begins[group], work.ends[group], number[group], size, len(longest) + 1)
+
+    def pieces(self, begin_ns: int, end_ns: int) -> Pieces:
+        """With counts from so long after the begin of each launch to so long before its end."""
+        begin, end = self.begins * begin_ns, self.ends * end_ns
+        length = self.end_ns - self.start_ns
+        least = np.maximum((_ACTIVE_SHARE_MIN * length).astype(np.int64), 1)
+        # What is too much for a short launch is taken off both times alike.
+        excess = np.maximum(begin + end - (length - least), 0)
+        begin = begin - np.where(end > 0, np.where(begin > 0, excess // 2, 0), excess)
+        end = np.minimum(end, length - least - begin)
+        none = np.zeros(self.groups, bool)
+        return Pieces(self.start_ns + begin, self.end_ns - end, self.group, self.size, none)
 
 
 def _unexplained(samples: Samples, counts: Floats, pieces: Pieces, window: Ints) -> Floats:
@@ -131,10 +184,8 @@ def _unexplained(samples: Samples, counts: Floats, pieces: Pieces, window: Ints)
     return np.asarray(np.log(parts + least[:, None]).sum(axis=0), np.float64)
 
 
-def _lowest(shifts: Ints, curve: Floats) -> float:
-    """Where a curve is lowest, by the parabola through its lowest point and the two beside it."""
-    at = int(np.clip(np.argmin(curve), 1, len(curve) - 2))
-    left, middle, right = curve[at - 1 : at + 2]
+def _lowest(curve: Floats) -> float:
+    """Where the parabola through three points is lowest, from -1 to 1."""
+    left, middle, right = curve
     bend = left - 2 * middle + right
-    away = 0.5 * (left - right) / bend if bend > 0 else 0.0
-    return float(shifts[at] + np.clip(away, -1, 1) * (shifts[1] - shifts[0]))
+    return float(np.clip(0.5 * (left - right) / bend, -1, 1)) if bend > 0 else float(np.sign(left - right))

@@ -33,6 +33,9 @@ _UNKNOWNS_MAX = 640
 #: at this share of its count by time.
 _ROUNDS, _COUNT_MIN = 3, 0.05
 
+#: Samples are told no better than 0.1 %: without that, what they do not tell would follow rounding errors.
+_VARIANCE_MIN = 1e-6
+
 #: A prior is no narrower than this share of the largest count: keeps the system regular.
 _WIDTH_MIN = 1e-6
 
@@ -114,7 +117,7 @@ class _System:
             count = found[:groups]
             residual = float(squares - 2 * target @ found + found @ self.matrix @ found)
             freedom = max(self.samples_count - unknowns, 1)
-            variance = max(residual / freedom, squares / self.samples_count * 1e-12)
+            variance = max(residual / freedom, squares / self.samples_count * _VARIANCE_MIN)
         gain = np.linalg.inv(matrix)[:groups]
         beyond = gain @ self.others
         beyond *= SHAPE_SD[self.shape[unknowns:]] * count[self.group[unknowns:]]

@@ -54,8 +54,8 @@ def counter_tables(
     """Attribute the samples of every GPU to the kernels of a trace.
 
     ``sampled`` has (device, samples in trace time); a GPU may come more than once, each time with other metrics. The
-    other tables are those of the trace, in their order, with the columns ``COLUMNS`` at least; ``windows`` may be empty. Memory: some
-    300 bytes a kernel and sample, one GPU at a time, and the tables.
+    other tables are those of the trace, in their order, with the columns ``COLUMNS`` at least; ``windows`` may be
+    empty. Memory: some 300 bytes a kernel and sample, one GPU at a time, and the tables.
     """
     classes, counters, balances, devices = [], [], [], []
     first_class = 0

@@ -80,7 +80,7 @@ def attribute(samples: Samples, work: Work, classes_count: int, skew: Skew | Non
     samples, set_aside_count = _usable(samples)
     done = cut(work, samples)
     if skew is None:
-        skew = estimate_skew(samples, done.pieces)
+        skew = estimate_skew(samples, done)
     if skew.skew_ns:
         samples = samples.shifted(-skew.skew_ns)
         done = cut(work, samples)
@@ -99,7 +99,7 @@ def attribute(samples: Samples, work: Work, classes_count: int, skew: Skew | Non
 def find_skew(samples: Samples, work: Work) -> Skew:
     """The skew that ``attribute`` estimates."""
     samples, _ = _usable(samples)
-    return estimate_skew(samples, cut(work, samples).pieces)
+    return estimate_skew(samples, cut(work, samples))
 
 
 def _usable(samples: Samples) -> tuple[Samples, int]:
@@ -155,10 +155,10 @@ def _attributed(samples: Samples, work: Work, done: Cut, given: Given, skew: Ske
 def _per_launch(given: Floats, launches: Floats, time_ns: Floats | Ints, metrics: tuple[str, ...]) -> Estimates:
     """What rows were given, over their launches; a mean over their time."""
     means = np.array([not is_additive(metric) for metric in metrics], bool)
-    value, wrong, of_others = given / np.where(means, time_ns[:, None], launches[:, None])
+    value, less, more, of_others = given / np.where(means, time_ns[:, None], launches[:, None])
     # Nobody can have more than the samples hold; where little is wrong that need not be looked at.
-    high = value + np.minimum(wrong, np.maximum(of_others, np.abs(value)))
-    low = np.where(value >= 0, np.maximum(value - wrong, 0), value - wrong)
+    high = value + np.minimum(more, np.maximum(of_others, np.abs(value)))
+    low = np.where(value >= 0, np.maximum(value - less, 0), value - less)
     shares = np.array([metric.endswith("_share") for metric in metrics], bool)
     most = np.where(shares, 1.0, np.inf)
     return Estimates(np.minimum(value, most), np.minimum(low, most), np.minimum(high, most))

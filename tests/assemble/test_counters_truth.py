@@ -68,7 +68,7 @@ def test_long_kernels_count_what_nsight_compute_counts(name: str, class_id: int,
             GATHER,
             marks=pytest.mark.xfail(
                 strict=True,
-                reason="CUPTI's real-time hit rate takes what a random read fetches beside its sector for a miss: -25 %",
+                reason="CUPTI's real-time hit rate counts what is fetched beside a missed sector as a miss: -25 %",
             ),
         ),
     ],
@@ -104,14 +104,14 @@ def test_launches_write_to_dram_what_they_write(name: str, class_id: int, writte
     ("class_id", "elements"), [(LARGE, 2**28), (SMALL, 2**22)], ids=["LARGE, by launch", "SMALL, by class"]
 )
 def test_l1_sectors_are_those_that_the_elements_fill(name: str, class_id: int, elements: int) -> None:
-    """Two bytes read and two written for each element, in sectors of 32 bytes: exact by arithmetic."""
-    sectors = 4 * elements / 32
+    """Two bytes read and two written for each element, in sectors of 32 bytes."""
+    sectors = 4 * elements / 32 + 1  # and one more
     value, low, high = (
         _of_class(name, SMALL, "l1_sectors_count")
         if class_id == SMALL
         else _of_launches(name, LARGE, "l1_sectors_count")
     )
-    np.testing.assert_allclose(value, sectors, rtol=0.001 if class_id == SMALL else 0.03)
+    np.testing.assert_allclose(value, sectors, rtol=0.001)
     assert np.all((low <= sectors) & (sectors <= high))
     assert np.all(high - low < 0.1 * sectors)
 
@@ -184,8 +184,10 @@ def test_dram_is_read_by_kernels_and_little_is_written_after_them(name: str) -> 
 
 
 @each_recording
-def test_counts_come_half_a_microsecond_ahead_of_recorded_kernels(name: str) -> None:
-    """One clock; but the SMs are done 1 µs before a kernel's recorded end."""
+def test_samples_and_kernels_share_a_clock_and_kernels_end_a_microsecond_late(name: str) -> None:
+    """Counts begin within 0.3 µs of a kernel's recorded start; the SMs are done 1 µs before its recorded end."""
     skew = _attributed(name).skew
-    assert -900 < skew.skew_ns < -300
-    assert skew.sd_ns < 200
+    assert abs(skew.skew_ns) <= 100
+    assert -100 <= skew.begin_ns <= 300
+    assert 900 <= skew.end_ns <= 1300
+    assert skew.sd_ns < 100
