@@ -89,12 +89,12 @@ class Figure:
     """A drawing described by the table it shows: ``reports/figures.py`` knows how to draw each kind."""
 
     id: str
-    kind: Literal["heatmap", "bars", "stack", "line", "table"]
+    kind: Literal["heatmap", "bars", "stack", "line", "table", "matrix", "panels", "limits", "roofline"]
     table: str  # a key of Result.tables
     x: str
-    y: str
-    value: str = ""  # colour of a heatmap
-    series: str = ""  # column that splits bars or lines
+    y: str  # panels: the first of all columns that are drawn
+    value: str = ""  # colour of a heatmap or matrix; the limit of bars (limits)
+    series: str = ""  # column that splits bars or lines; labels of a matrix; what a roofline's point is
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from spikeprof.analyzers.base import Analyzer, Rule
+from spikeprof.analyzers.cache_miss import CacheMiss
 from spikeprof.analyzers.kernel_latency import KernelLatency
 from spikeprof.analyzers.launch_gaps import LaunchGaps
 from spikeprof.analyzers.topology import Topology
@@ -12,6 +13,7 @@ from spikeprof.analyzers.truth import Truth
 ANALYZERS: tuple[Analyzer, ...] = (
     Truth(),
     KernelLatency(),
+    CacheMiss(),
     LaunchGaps(),
     Topology(),
 )

@@ -15,6 +15,8 @@ COLLECT_WITH: dict[str, str] = {
     "runtime_calls": "spikeprof run -- CMD",
     "steps": "spikeprof run --clean-steps 20 -- CMD",
     "samples": "spikeprof run -- CMD (on a machine with NVML)",
+    "counters": "spikeprof run --counters -- CMD",
+    "kernel_classes": "spikeprof run --counters -- CMD",
     "topology": "spikeprof run -- CMD (on a machine with NVML)",
 }
 

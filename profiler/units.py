@@ -7,6 +7,8 @@ UNIT_OF_SUFFIX: dict[str, str] = {
     "_ns": "ns",
     "_us": "us",
     "_bytes_per_s": "bytes/s",
+    "_flop_per_s": "FLOP/s",
+    "_flop_per_byte": "FLOP/byte",
     "_bytes": "bytes",
     "_count": "count",
     "_share": "share",  # 0 to 1

@@ -45,6 +45,7 @@ def _theme(ink: str, grid: str, paper: str, shade: str, heat: Sequence[str]) -> 
         "axis": axis,
         "hoverlabel": {"bgcolor": paper, "bordercolor": grid, "font": {"color": ink}},
         "colorscale": _scale(heat),
+        "evenscale": [[i / (len(heat) - 1), colour] for i, colour in enumerate(heat)],
         "shade": shade,
         "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": grid, "activecolor": ink},
     }

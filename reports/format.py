@@ -21,6 +21,8 @@ ABSENT = "–"
 _TIME = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
 _BINARY = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
 _RATE = ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s"))
+_FLOPS = ((1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s"), (1.0, "FLOP/s"))
+_LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _ENERGY = ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"))
 
 
@@ -101,8 +103,8 @@ def change(value: float) -> str:
 
 
 def count(value: float) -> str:
-    """A count with thousands separators: 77,056."""
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
+    """A count with thousands separators: 77,056; a mean of small ones with a decimal: 3.5."""
+    return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 1000 else f"{value:,.1f}"
 
 
 #: Columns that hold a number that names something, shown without separators.
@@ -117,6 +119,8 @@ _BY_UNIT: dict[str | None, Callable[[float], str]] = {
     "us": lambda v: duration(v * 1e3),
     "bytes": size,
     "bytes/s": rate,
+    "FLOP/s": lambda v: _scaled(v, _FLOPS),
+    "FLOP/byte": lambda v: f"{digits(v)} FLOP/byte",
     "share": share,
     "count": count,
     "ratio": lambda v: f"{digits(v)}×",
@@ -153,6 +157,39 @@ def _number(name: str, value: float) -> str:
     if unit in _BY_UNIT:
         return _BY_UNIT[unit](value)
     return count(value) if isinstance(value, int) or value.is_integer() else digits(value)
+
+
+def scale(name: str, most: float) -> tuple[float, str]:
+    """(what to divide by, its unit) so that an axis up to ``most`` has readable numbers: rates in TB/s, not B/s."""
+    steps = {"bytes/s": _RATE, "FLOP/s": _FLOPS}.get(unit_of(name) or "", ((1.0, unit_of(name) or ""),))
+    return next((step for step in steps if most >= step[0]), steps[-1])
+
+
+def brief(name: str, value: object) -> str:
+    """A value for a narrow cell: as ``quantity``, but large counts as 44.0 M; empty where not measured."""
+    if unit_of(name) == "count" and is_number(value) and abs(value) >= 10_000:  # type: ignore[arg-type]
+        return _scaled(value, _LARGE)  # type: ignore[arg-type]
+    return quantity(name, value, "")
+
+
+def bounded(name: str, value: object, low: object, high: object) -> str:
+    """A value with its bounds: ``512 MiB (506 MiB to 518 MiB)``; the value alone where they say no more."""
+    text, ends = quantity(name, value), [quantity(name, end) for end in (low, high)]
+    return text if set(ends) == {text} or not is_number(value) else f"{text} ({ends[0]} to {ends[1]})"
+
+
+#: Bounds nearer to the value than this share of it are not said beside it.
+_NEAR_SHARE = 0.02
+
+
+def spread(name: str, value: float, low: float | None, high: float | None) -> str:
+    """How far the bounds are from the value, as ``±12 %`` of it (of a share: in points, ``±3``); empty where near."""
+    if low is None or high is None:
+        return ""
+    most = max(high - value, value - low)
+    if unit_of(name) == "share":
+        return f"±{most * 100:.0f}" if most >= _NEAR_SHARE else ""
+    return f"±{most / abs(value) * 100:,.0f} %" if value and most >= _NEAR_SHARE * abs(value) else ""
 
 
 def not_measured(reason: str = "") -> str:

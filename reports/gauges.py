@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from spikeprof.profiler.units import unit_of
 from spikeprof.reports import format as fmt
-from spikeprof.reports.figures import PALETTE, Plotly, axis, base_layout, safe, time_axis
+from spikeprof.reports.figures import Plotly
 from spikeprof.reports.model import PlainTable
+from spikeprof.reports.panels import Line, Panel, stacked
 
 #: Gauges drawn in one panel, in this order: metrics of one unit share an axis, reasons of slower clocks have their own.
 _PANELS = (
@@ -29,38 +30,22 @@ def gauges_figure(samples: PlainTable, unit: tuple[float, str]) -> Plotly | None
     panels = [p for p in panels if p[2]]
     if not panels:
         return None
-    traces: list[Plotly] = []
-    layout = base_layout(70 + 120 * len(panels), showlegend=True, xaxis=time_axis(unit[1]))
-    gap = 0.06
-    height = (1 - gap * (len(panels) - 1)) / len(panels)
     many = len(set(samples["device"])) > 1
-    number = 0
-    for row, (kind, name, groups) in enumerate(panels):
-        suffix = "" if row == 0 else str(row + 1)
-        top = 1 - row * (height + gap)
-        domain = [round(max(top - height, 0), 4), round(top, 4)]
-        divisor, shown = _gauge_scale(kind, [samples["value"][i] for rows in groups.values() for i in rows])
-        layout[f"yaxis{suffix}"] = axis(
-            f"{name} ({shown})", domain=domain, rangemode="tozero", fixedrange=True, nticks=4
+    return stacked([_panel(samples, kind, name, groups, many) for kind, name, groups in panels], unit)
+
+
+def _panel(samples: PlainTable, kind: str, name: str, groups: dict[tuple[int, str], list[int]], many: bool) -> Panel:
+    divisor, shown = _gauge_scale(kind, [samples["value"][i] for rows in groups.values() for i in rows])
+    lines = [
+        Line(
+            _name(metric) + (f", GPU {device}" if many else ""),
+            metric,
+            [samples["t_ns"][i] for i in picked],
+            [samples["value"][i] for i in picked],
         )
-        for (device, metric), picked in groups.items():
-            values = [samples["value"][i] for i in picked]
-            traces.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines",
-                    "yaxis": f"y{suffix}",
-                    "name": safe(_name(metric) + (f", GPU {device}" if many else "")),
-                    "x": [round(samples["t_ns"][i] / unit[0], 6) for i in picked],
-                    "y": [round(v / divisor, 5) for v in values],
-                    "customdata": [safe(fmt.quantity(metric, v)) for v in values],
-                    "line": {"color": PALETTE[number % len(PALETTE)], "width": 1.6},
-                    "hovertemplate": f"%{{fullData.name}}: %{{customdata}}<br>at %{{x}} {unit[1]}<extra></extra>",
-                }
-            )
-            number += 1
-    layout["xaxis"]["anchor"] = f"y{len(panels)}" if len(panels) > 1 else "y"
-    return {"data": traces, "layout": layout, "meta": {"time": True}}
+        for (device, metric), picked in groups.items()
+    ]
+    return Panel(name, divisor, shown, lines)
 
 
 def throttling(samples: PlainTable) -> str:

@@ -18,6 +18,8 @@ import msgspec
 
 from spikeprof.analyzers.base import Finding, Result
 from spikeprof.profiler.errors import OutputError
+from spikeprof.reports import caches
+from spikeprof.reports import counter_figures as counters
 from spikeprof.reports import figures as fig
 from spikeprof.reports import format as fmt
 from spikeprof.reports import sentences as say
@@ -44,7 +46,7 @@ _KERNEL_COLUMNS = ("kernel", "launches_count", "total_ns", "gpu_time_share", "me
 _DEVICE_COLUMNS = ("device", "model", "busy_share", "wall_ns", "busy_ns", "gaps_count", "energy_j", "kernels_count",
                    "memory_ops_count", "ranks", "sm_arch", "sm_count", "l2_bytes", "mem_bytes", "mem_peak_bytes_per_s",
                    "uuid")  # fmt: skip
-_OWN_SECTIONS = ("truth", "kernel-latency", "launch-gaps", "topology")
+_OWN_SECTIONS = ("truth", "kernel-latency", "cache-miss", "launch-gaps", "topology")
 
 
 @dataclass(slots=True)
@@ -93,7 +95,13 @@ def render_html(report: Report) -> str:
     version = _version()
     unit = fig.time_unit(max(report.manifest.duration_ns, 1))
     timeline = _timeline(report, unit)
-    body = [timeline, _kernel_section(report), _idle_section(report), *_other_sections(report, unit)]
+    body = [
+        timeline,
+        _kernel_section(report),
+        _caches_section(report, unit),
+        _idle_section(report),
+        *_other_sections(report, unit),
+    ]
     body += [_links_section(report), _machine_section(report), _missing_section(report)]
     body = [s for s in body if not s.empty]
     charts = [c for s in body for c in s.charts]
@@ -231,7 +239,8 @@ def _charts(result: Result | None, unit: tuple[float, str], over_time: bool) -> 
     found: list[_Chart] = []
     for spec in result.figures if result else ():
         table = result.tables.get(spec.table, {}) if result else {}
-        figure = None if spec.id in _DRAWN_IN_TABLES else fig.plotly_figure(spec, table, unit)
+        draw = counters.draw if spec.kind in counters.KINDS else fig.plotly_figure
+        figure = None if spec.id in _DRAWN_IN_TABLES else draw(spec, table, unit)
         if figure is not None and bool(figure["meta"].get("time")) == over_time:
             found += _chart(spec.id, figure)
     return found
@@ -280,6 +289,21 @@ def _kernel_section(report: Report) -> _Section:
 def _renamed(table: PlainTable, name: str) -> PlainTable:
     """The table with its column ``name`` called after what it names."""
     return {name if column == "name" else column: values for column, values in table.items()}
+
+
+def _caches_section(report: Report, unit: tuple[float, str]) -> _Section:
+    section = _Section("caches", "Caches and DRAM", "Caches and DRAM")
+    result = report.result("cache-miss")
+    if result is None:
+        return section
+    if text := say.notice(result):
+        section.notices.append(text)
+    section.count = caches.summary(result)
+    section.charts = _charts(result, unit, over_time=False)
+    section.lead = " ".join(caches.notes(result))
+    for name, table in caches.tables(result).items():
+        section.add(html_table(name, table))
+    return section
 
 
 def _idle_section(report: Report) -> _Section:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spikeprof.profiler.units import unit_of
@@ -57,12 +57,15 @@ class HtmlTable:
 
 def html_table(name: str, table: PlainTable, columns: Sequence[str] = ()) -> HtmlTable | None:
     """A plain table as cells, with the given columns or all of them; None when it has no rows."""
-    kept = [c for c in columns or table if c in table]
+    bounds = {c: (f"low_{c}", f"high_{c}") for c in table if f"low_{c}" in table and f"high_{c}" in table}
+    folded = {bound for pair in bounds.values() for bound in pair}
+    kept = [c for c in columns or table if c in table and c not in folded]
     length = min((len(table[c]) for c in kept), default=0)
     if not length:
         return None
     shown = min(length, MAX_ROWS)
     made = [_column(c, table[c][:shown]) for c in kept]
+    made = [_bounded(made[i], c, table, bounds[c]) if c in bounds else made[i] for i, c in enumerate(kept)]
     heading, _ = say.caption(name)
     more = f" (the first {fmt.count(shown)} of {fmt.count(length)})" if shown < length else ""
     cells = [list(row) for row in zip(*(cells for _, cells in made), strict=True)]
@@ -79,6 +82,22 @@ def _column(name: str, values: Sequence[Any]) -> tuple[Heading, list[Cell]]:
     texts = [_text(name, v) for v in values]
     kind = "short" if max(map(len, texts)) <= _SHORT else "text"
     return Heading(fmt.title(name), kind), [Cell(t, kind) for t in texts]
+
+
+def _bounded(
+    column: tuple[Heading, list[Cell]], name: str, table: PlainTable, bounds: tuple[str, str]
+) -> tuple[Heading, list[Cell]]:
+    """The column with its bounds as a hover text, and beside the number where they are wide; without bars."""
+    heading, cells = column
+    low, high = (table[bound] for bound in bounds)
+    found = []
+    for cell, value, least, most in zip(cells, table[name], low, high, strict=False):
+        if cell.sort is None:
+            found.append(replace(cell, kind="num"))
+            continue
+        text = f"{fmt.brief(name, value)} {fmt.spread(name, value, least, most)}".strip()
+        found.append(replace(cell, text=text, title=fmt.bounded(name, value, least, most), kind="num", bar=None))
+    return replace(heading, kind="num"), found
 
 
 def _text(name: str, value: object) -> str:

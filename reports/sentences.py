@@ -17,7 +17,12 @@ from spikeprof.reports.model import Report, rows
 from spikeprof.reports.titles import IDLE_CLASSES
 
 #: Titles of analyzers as headings.
-_ANALYZER_TITLES = {"truth": "Truth", "kernel-latency": "Kernel latency", "launch-gaps": "Launch gaps"}
+_ANALYZER_TITLES = {
+    "truth": "Truth",
+    "kernel-latency": "Kernel latency",
+    "launch-gaps": "Launch gaps",
+    "cache-miss": "Caches and DRAM",
+}
 
 _SOURCES = {"torch.profiler": "imported from torch.profiler", "nsys": "imported from Nsight Systems"}
 
@@ -161,6 +166,16 @@ _CAPTIONS = {
     "kernel-time": ("Kernels over time", "Colour: how much of each time slice the kernel ran."),
     "idle-over-time": ("GPU idle over time", "Share of each time slice, by what the GPU waited for."),
     "gauges": ("Power, clocks and utilisation", "As the driver reports them, averaged over short stretches."),
+    "counter-timeline": ("Caches and DRAM over time", "Hardware counters of the whole GPU, averaged over each slice."),
+    "cache-matrix": (
+        "Caches and DRAM by kernel",
+        "Per launch. Colour: shares from 0 to 100 %, all else from 0 to the largest of its column.",
+    ),
+    "memory-roof": ("DRAM bandwidth by kernel", ""),
+    "roofline": ("Roofline", "FLOP/s inferred from the activity of the tensor pipes, as if all were dense fp16."),
+    "cache-classes": ("Kernels by time, with their counters per launch", ""),
+    "cache-launches": ("Single launches that read most from DRAM", ""),
+    "cache-balance": ("Where the counts went", ""),
     "link-use": ("Use of links over time", "Share of the link's rate, by the GPU that used it most."),
     "link-matrix": ("GPU to GPU", ""),
     "link-hosts": ("GPU and host", ""),

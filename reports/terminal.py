@@ -7,7 +7,7 @@ terminals that know nothing but ASCII. Names from traces reach the terminal as p
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,11 @@ from rich.console import Console
 from rich.text import Text
 
 from spikeprof.analyzers.base import Finding, Result
+from spikeprof.reports import caches
 from spikeprof.reports import format as fmt
 from spikeprof.reports import sentences as say
 from spikeprof.reports import topology as links
+from spikeprof.reports.class_names import class_names
 from spikeprof.reports.kernel_names import clip, printable, short_names
 from spikeprof.reports.model import PlainTable, Report, rows
 from spikeprof.reports.truth_line import truth_line
@@ -86,6 +88,7 @@ def render_terminal(report: Report, console: Console) -> None:
     _truth(screen, report)
     _verdict(screen, report)
     _kernels(screen, report)
+    _caches(screen, report)
     _idle(screen, report)
     _links(screen, report)
     _missing(screen, report)
@@ -172,26 +175,30 @@ def _bar(screen: _Screen, value: float, width: int) -> str:
 
 
 def _print_table(
-    screen: _Screen, first: str, columns: Sequence[_Column], entries: Sequence[tuple[str, dict[str, Any]]], bar_of: str
+    screen: _Screen,
+    first: str,
+    columns: Sequence[_Column],
+    entries: Sequence[dict[str, Any]],
+    names_in: Callable[[int], Sequence[str]],
+    bar_of: str,
 ) -> None:
     """Names in what room there is, numbers right-aligned, at the end a bar for the column ``bar_of``.
 
-    ``entries`` are (name, row) each.
+    ``names_in`` gives the names of the entries in so many characters.
     """
     kept = [c for c in columns if screen.width >= c.from_width]
-    cells = [[fmt.quantity(c.key, row.get(c.key)) for _, row in entries] for c in kept]
+    cells = [[fmt.quantity(c.key, row.get(c.key)) for row in entries] for c in kept]
     widths = [max(len(c.heading), *map(len, values)) for c, values in zip(kept, cells, strict=True)]
     bar_width = 0 if screen.width < 70 else 8 if screen.width < 110 else 20
     room = screen.width - sum(w + 2 for w in widths) - (bar_width + 1 if bar_width else 0)
-    names = [name for name, _ in entries]
-    names = short_names(names, room) if first == "Kernel" else [clip(name, room) for name in names]
+    names = names_in(room)
     room = min(room, max(24, *map(len, names)))
     heading = first.ljust(room) + "".join(f"  {c.heading:>{w}}" for c, w in zip(kept, widths, strict=True))
     screen.line(screen.text(heading, "dim"))
-    largest = max((row[bar_of] for _, row in entries if fmt.is_number(row.get(bar_of))), default=0) or 1
+    largest = max((row[bar_of] for row in entries if fmt.is_number(row.get(bar_of))), default=0) or 1
     for i, name in enumerate(names):
         numbers = "".join(f"  {values[i]:>{w}}" for values, w in zip(cells, widths, strict=True))
-        value = entries[i][1].get(bar_of)
+        value = entries[i].get(bar_of)
         bar = _bar(screen, value / largest, bar_width) if bar_width and value is not None else ""
         screen.line(screen.text(name.ljust(room)), screen.text(numbers), screen.text(f" {bar}", "blue"))
 
@@ -203,8 +210,8 @@ def _kernels(screen: _Screen, report: Report) -> None:
     if result is None or not entries:
         return
     screen.heading(_kernel_heading(result, table, len(entries)))
-    named = [(str(e["name"]), e) for e in entries]
-    _print_table(screen, "Kernel", _KERNEL_COLUMNS, named, "gpu_time_share")
+    names = [str(e["name"]) for e in entries]
+    _print_table(screen, "Kernel", _KERNEL_COLUMNS, entries, lambda room: short_names(names, room), "gpu_time_share")
 
 
 def _kernel_heading(result: Result, table: PlainTable, shown: int) -> str:
@@ -213,6 +220,31 @@ def _kernel_heading(result: Result, table: PlainTable, shown: int) -> str:
     shares = [s for s in table.get("gpu_time_share", [])[:shown] if fmt.is_number(s)]
     part = f", {fmt.share(min(sum(shares), 1.0))} of kernel time" if shown < number else ""
     return f"Kernels by time: {fmt.count(shown)} of {fmt.count(number)}{part}"
+
+
+_CACHE_COLUMNS = (
+    _Column("l1_hit_share", "L1 hit", 110),
+    _Column("l2_hit_share", "L2 hit"),
+    _Column("dram_read_bytes", "DRAM read"),
+    _Column("dram_written_bytes", "Written", 70),
+    _Column("dram_peak_share", "Of peak"),
+    _Column("bank_conflict_share", "Conflicts", 100),
+    _Column("tensor_active_share", "Tensor", 100),
+)
+
+
+def _caches(screen: _Screen, report: Report) -> None:
+    """Counters per launch of the kernels that took most time; nothing where none were recorded."""
+    result = report.result("cache-miss")
+    table = caches.longest(result, MAX_KERNELS) if result else {}
+    if result is None or not table:
+        return
+    entries = rows(table)
+    screen.heading("Caches and DRAM, per launch")
+    if summary := caches.summary(result):
+        screen.prose(summary, "dim")
+    columns = [c for c in _CACHE_COLUMNS if any(row.get(c.key) is not None for row in entries)]
+    _print_table(screen, "Kernel", columns, entries, lambda room: class_names(table, room)[0], "dram_peak_share")
 
 
 _IDLE_COLUMNS = (_Column("total_ns", "Total"), _Column("idle_share", "Share"))
@@ -232,11 +264,9 @@ def _idle(screen: _Screen, report: Report) -> None:
             screen.prose(f"By cause: {fmt.not_measured(result.reason)}")
         return
     wide = screen.width >= 70
-    entries = [
-        (f"{c.name}: {c.meaning}" if wide and c.meaning else c.name, {"total_ns": c.total_ns, "idle_share": c.share})
-        for c in classes
-    ]
-    _print_table(screen, "Class", _IDLE_COLUMNS, entries, "idle_share")
+    names = [f"{c.name}: {c.meaning}" if wide and c.meaning else c.name for c in classes]
+    entries = [{"total_ns": c.total_ns, "idle_share": c.share} for c in classes]
+    _print_table(screen, "Class", _IDLE_COLUMNS, entries, lambda room: [clip(n, room) for n in names], "idle_share")
 
 
 def _links(screen: _Screen, report: Report) -> None:

@@ -36,14 +36,20 @@
     for (const key of Object.keys(layout)) {
       if (/^[xy]axis\d*$/.test(key)) Object.assign(layout[key], look.axis);
     }
-    if (layout.coloraxis) layout.coloraxis.colorscale = look.colorscale;
+    if (layout.coloraxis) layout.coloraxis.colorscale = figure.meta.even ? look.evenscale : look.colorscale;
     for (const shape of layout.shapes || []) shape.fillcolor = look.shade;
     if (narrow) {
       layout.margin.l = figure.meta.labels ? 104 : 52;
       layout.margin.r = 8;
       layout.font.size = 11;
       layout.dragmode = false; // a finger on a chart scrolls the page
-      if (layout.coloraxis) Object.assign(layout.coloraxis.colorbar, { len: 0.95, nticks: 4 });
+      if (layout.coloraxis && layout.coloraxis.colorbar) Object.assign(layout.coloraxis.colorbar, { len: 0.95, nticks: 4 });
+      if (figure.meta.upright) { // heads of columns
+        layout.xaxis.tickangle = -90;
+        layout.xaxis.ticktext = layout.xaxis.ticktext.map(function (t) { return t.replace("<br>", " "); });
+        layout.margin.t = 112;
+        layout.height += 64;
+      }
       if (layout.yaxis && layout.yaxis.ticktext) {
         layout.yaxis.ticktext = layout.yaxis.ticktext.map(function (t) { return clip(t, 14); });
         layout.yaxis.tickfont = { size: 10 };
@@ -58,11 +64,12 @@
     return characters.length <= most ? text : characters.slice(0, most - 1).join("").replace(/…+$/, "") + "…";
   }
 
-  function traces(figure) {
+  function traces(figure, narrow) {
     const full = figure.meta.rows;
-    if (!full) return figure.data;
     return figure.data.map(function (t) {
-      if (t.type !== "heatmap") return t;
+      if (narrow && t.texttemplate) return Object.assign({}, t, { texttemplate: "" }); // no room for text in cells
+      if (narrow && t.mode === "markers+text") return Object.assign({}, t, { mode: "markers" });
+      if (!full || t.type !== "heatmap") return t;
       return Object.assign({}, t, { text: t.z.map(function (row, i) { return row.map(function () { return full[i]; }); }) });
     });
   }
@@ -85,7 +92,8 @@
     const figure = data.figures[plot.dataset.figure];
     const narrow = plot.clientWidth < NARROW;
     const layout = dressed(figure, narrow);
-    return Plotly.react(plot, traces(figure), layout, Object.assign({ displayModeBar: narrow ? false : "hover" }, config)).then(function () {
+    plot.style.height = layout.height + "px";
+    return Plotly.react(plot, traces(figure, narrow), layout, Object.assign({ displayModeBar: narrow ? false : "hover" }, config)).then(function () {
       if (!plot.dataset.drawn) {
         plot.dataset.drawn = "yes";
         plot.on("plotly_relayout", function (event) { follow(plot, event); });

@@ -1,0 +1,89 @@
+"""Caches and DRAM in words and tables: made from the result of the analyzer ``cache-miss``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from spikeprof.analyzers.base import Result
+from spikeprof.reports import format as fmt
+from spikeprof.reports.class_names import shapes
+from spikeprof.reports.model import PlainTable, rows
+
+_MATCHES = {"exact": "exact", "class": "by class", "none": "not measured"}
+_CLASS_COLUMNS = ("kernel", "grid", "device", "pattern", "match", "launches_count", "mean_ns", "l1_hit_share",
+                  "l2_hit_share", "l2_sectors_count", "dram_read_bytes", "dram_written_bytes", "dram_peak_share",
+                  "l2_per_dram_ratio", "dram_per_asked_ratio", "bank_conflict_share", "sm_active_share",
+                  "tensor_active_share")  # fmt: skip
+_LAUNCH_COLUMNS = ("kernel", "grid", "device", "start_ns", "duration_ns", "l1_hit_share", "l2_hit_share",
+                   "l2_sectors_count", "dram_read_bytes", "dram_written_bytes", "dram_bytes_per_s",
+                   "dram_peak_share")  # fmt: skip
+#: Filled sectors per lookup above which a hit rate of 0 is not the whole story.
+_OVERFILLED_RATIO = 1.02
+
+
+def summary(result: Result) -> str:
+    """``9.65 GB read from DRAM, 3.20 GB written, 33.0 % of its peak``; empty when it was not counted."""
+    read, written, share = (
+        result.metric(name) for name in ("dram_read_bytes", "dram_written_bytes", "dram_peak_share")
+    )
+    if read is None or written is None:
+        return ""
+    rate = f", {fmt.share(share)} of its peak while kernels ran" if share is not None else ""
+    return f"{fmt.size(read)} read from DRAM, {fmt.size(written)} written{rate}"
+
+
+def tables(result: Result) -> dict[str, PlainTable]:
+    """What stands below the figures: classes, single launches, where counts went; by name of their captions."""
+    balance = dict(result.tables.get("balance", {}))
+    if len(set(balance.get("device", []))) < 2:
+        balance.pop("device", None)
+    balance["metric"] = [fmt.title(metric) for metric in balance.get("metric", [])]
+    return {
+        "cache-classes": _classes(result.tables.get("classes", {}), _CLASS_COLUMNS),
+        "cache-launches": _classes(result.tables.get("launches", {}), _LAUNCH_COLUMNS),
+        "cache-balance": {name: v for name, v in balance.items() if any(cell is not None for cell in v)},
+    }
+
+
+def _classes(table: PlainTable, columns: Sequence[str]) -> PlainTable:
+    """The given columns with their bounds, the grid as one; the GPU only where there are several."""
+    if not table.get("kernel"):
+        return {}
+    made: dict[str, list[Any]] = {**table, "grid": shapes(table, "grid")}
+    if len(set(made["device"])) < 2:
+        del made["device"]
+    if "match" in made:
+        made["match"] = [_MATCHES.get(match, match) for match in made["match"]]
+    if not any(made.get("pattern", ())):
+        made.pop("pattern", None)
+    kept = [name for name in columns if name in made]
+    bounds = [f"{bound}_{name}" for name in kept for bound in ("low", "high")]
+    return {name: made[name] for name in (*kept, *bounds) if name in made}
+
+
+def notes(result: Result) -> list[str]:
+    """What a reader must know of these numbers: only what concerns this recording."""
+    classes = rows(result.tables.get("classes", {}))
+    found = []
+    if any((row.get("l2_filled_ratio") or 0) > _OVERFILLED_RATIO for row in classes):
+        found.append(
+            "L2 hit rates of 0 %: where more sectors were filled than looked up, because DRAM brings 64 bytes for a "
+            "32-byte sector, the rate would be below 0."
+        )
+    if any(row.get("l1_hit_share", 0) is None and row["match"] != "none" for row in classes):
+        found.append("No L1 hit rate: the kernel's loads go past L1, as those of TMA and asynchronous copies do.")
+    if any(row["match"] == "class" for row in classes):
+        found.append(
+            "By class: the launches are too short for samples of their own; their counts were solved for over all "
+            "launches of one kernel, grid and block. ± is the bound that is further from the value."
+        )
+    return found
+
+
+def longest(result: Result, most: int) -> PlainTable:
+    """The classes that took most time, for a short table; empty where nothing that it shows was counted."""
+    table = result.tables.get("classes", {})
+    if not any(name in table for name in ("l2_hit_share", "dram_read_bytes", "bank_conflict_share")):
+        return {}
+    return {name: values[:most] for name, values in table.items()}
