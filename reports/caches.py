@@ -20,6 +20,8 @@ _LAUNCH_COLUMNS = ("kernel", "grid", "device", "start_ns", "duration_ns", "l1_hi
                    "dram_peak_share")  # fmt: skip
 #: Filled sectors per lookup above which a hit rate of 0 is not the whole story.
 _OVERFILLED_RATIO = 1.02
+#: The clocks of samples and kernels agree to a microsecond: less than this share was left out on purpose.
+_ALL_SHARE = 0.98
 
 
 def summary(result: Result) -> str:
@@ -30,7 +32,9 @@ def summary(result: Result) -> str:
     if read is None or written is None:
         return ""
     rate = f", {fmt.share(share)} of its peak while kernels ran" if share is not None else ""
-    return f"{fmt.size(read)} read from DRAM, {fmt.size(written)} written{rate}"
+    part = result.metric("sampled_kernel_time_share")
+    sampled = f"; sampled in {fmt.share(part)} of that time" if part is not None and part < _ALL_SHARE else ""
+    return f"{fmt.size(read)} read from DRAM, {fmt.size(written)} written{rate}{sampled}"
 
 
 def tables(result: Result) -> dict[str, PlainTable]:

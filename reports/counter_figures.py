@@ -18,6 +18,7 @@ _PANELS = (("bytes/s", "DRAM"), ("hits", "Hit rate"), ("share", "Active"))
 #: Points of a roofline nearer than this to one that has its name beside it (in decades) have none.
 _APART_X, _APART_Y = 0.4, 0.12
 _LABEL_CHARS = 26
+_GPUS_APART = 2  # with more, lines of all GPUs have one colour per metric
 _ROOF = "#8a8f98"  # stands out on both backgrounds
 
 
@@ -79,7 +80,7 @@ def panels(spec: Figure, table: PlainTable, unit: tuple[float, str]) -> Plotly |
     made = []
     for kind, title in _PANELS:
         names = [name for name in table if name not in (spec.x, spec.series) and _kind(name) == kind]
-        lines = [_line(spec, table, name, device, step, len(devices) > 1) for name in names for device in devices]
+        lines = [_line(spec, table, name, device, step, len(devices)) for name in names for device in devices]
         if lines:
             most = max((v for line in lines for v in line.values if v is not None), default=0.0)
             made.append(Panel(title, *_scale(names[0], most), lines))
@@ -95,10 +96,12 @@ def _bin_ns(starts: list[Any]) -> float:
     return (ordered[-1] - ordered[0]) / (len(ordered) - 1) if len(ordered) > 1 else 0.0
 
 
-def _line(spec: Figure, table: PlainTable, name: str, device: Any, step: float, many: bool) -> Line:
+def _line(spec: Figure, table: PlainTable, name: str, device: Any, step: float, gpus: int) -> Line:
     picked = [i for i, d in enumerate(table[spec.series]) if d == device]
-    title = fmt.title(name) + (f", GPU {device}" if many else "")
-    return Line(title, name, [table[spec.x][i] + step / 2 for i in picked], [table[name][i] for i in picked])
+    title = fmt.title(name)
+    times, values = [table[spec.x][i] + step / 2 for i in picked], [table[name][i] for i in picked]
+    name_here = title + (f", GPU {device}" if gpus > 1 else "")
+    return Line(name_here, name, times, values, group=title if gpus > _GPUS_APART else "")
 
 
 def _scale(name: str, most: float) -> tuple[float, str]:

@@ -14,12 +14,16 @@ _GAP = 0.06  # between panels, as a part of the figure's height
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line: values of ``metric`` (whose name states their unit) at times in ns; None leaves a gap."""
+    """One line: values of ``metric`` (whose name states their unit) at times in ns; None leaves a gap.
+
+    Lines of one ``group`` share a colour and an entry of the legend.
+    """
 
     name: str
     metric: str
     times_ns: Sequence[float]
     values: Sequence[float | None]
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,7 @@ class Panel:
 def stacked(panels: Sequence[Panel], unit: tuple[float, str]) -> Plotly:
     """The figure of the panels, the first on top. ``unit`` is that of the time axis."""
     traces: list[Plotly] = []
+    colours: dict[str, int] = {}
     layout = base_layout(70 + 120 * len(panels), showlegend=True, xaxis=time_axis(unit[1]))
     height = (1 - _GAP * (len(panels) - 1)) / len(panels)
     for row, panel in enumerate(panels):
@@ -44,7 +49,10 @@ def stacked(panels: Sequence[Panel], unit: tuple[float, str]) -> Plotly:
         title = f"{panel.title} ({panel.shown})"
         layout[f"yaxis{suffix}"] = axis(title, domain=domain, rangemode="tozero", fixedrange=True, nticks=4)
         for line in panel.lines:
-            traces.append(_trace(line, panel.divisor, suffix, PALETTE[len(traces) % len(PALETTE)], unit))
+            number = colours.setdefault(line.group or f"{row} {line.name}", len(colours))
+            trace = _trace(line, panel.divisor, suffix, PALETTE[number % len(PALETTE)], unit)
+            first = all(trace["name"] != other["name"] for other in traces)
+            traces.append(trace | ({"legendgroup": line.group, "showlegend": first} if line.group else {}))
     layout["xaxis"]["anchor"] = f"y{len(panels)}" if len(panels) > 1 else "y"
     return {"data": traces, "layout": layout, "meta": {"time": True}}
 
@@ -54,10 +62,10 @@ def _trace(line: Line, divisor: float, suffix: str, colour: str, unit: tuple[flo
         "type": "scatter",
         "mode": "lines",
         "yaxis": f"y{suffix}",
-        "name": safe(line.name),
+        "name": safe(line.group or line.name),
         "x": [round(t / unit[0], 6) for t in line.times_ns],
         "y": [None if v is None else round(v / divisor, 5) for v in line.values],
         "customdata": [safe(fmt.quantity(line.metric, v)) for v in line.values],
         "line": {"color": colour, "width": 1.6},
-        "hovertemplate": f"%{{fullData.name}}: %{{customdata}}<br>at %{{x}} {unit[1]}<extra></extra>",
+        "hovertemplate": f"{safe(line.name)}: %{{customdata}}<br>at %{{x}} {unit[1]}<extra></extra>",
     }

@@ -130,6 +130,7 @@ METRIC_TITLES: dict[str, str] = {
     "other_work_share": "Counts of other work",
     "dram_peak_bytes_per_s": "DRAM peak",
     "read_after_bytes": "Read by kernels right after",
+    "sampled_kernel_time_share": "Kernel time sampled",
     "total_bytes": "Total bytes",
     "total_count": "Total count",
     **{f"{key}_mean_share": name for key, name in _LINKS.items()},

@@ -30,13 +30,16 @@ class Balance:
 
 
 def balances(trace: Trace) -> list[Balance]:
-    """All metrics of all GPUs, in the table's order; none when it was not collected."""
+    """All metrics of all GPUs, in the table's order; none when it was not collected.
+
+    A metric of several sets, which were sampled in turns, is taken together.
+    """
     found: dict[tuple[int, str], Balance] = {}
     for row in trace.table("counter_balance").to_pylist() if "counter_balance" in trace else ():
         key = row["device"], row["metric"]
         one = found.setdefault(key, Balance(*key, {}, {}))
         one.counts[row["place"]] = one.counts.get(row["place"], 0.0) + row["value"]
-        one.time_ns[row["place"]] = row["time_ns"]
+        one.time_ns[row["place"]] = one.time_ns.get(row["place"], 0) + row["time_ns"]
     return list(found.values())
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from spikeprof.analyzers.base import Metric
 from spikeprof.analyzers.derived.counter_balance import Balance
 from spikeprof.analyzers.derived.counters import BOUNDS, Classes, Counted, Estimate, Floats, Peaks
-from spikeprof.analyzers.derived.intervals import Ints
+from spikeprof.analyzers.derived.intervals import Ints, total, union
 from spikeprof.analyzers.derived.memory_patterns import NO_PATTERN, PATTERNS
 from spikeprof.analyzers.derived.memory_use import MemoryUse
 from spikeprof.profiler.counter_metrics import SETS
@@ -197,6 +197,7 @@ def summary(
         Metric("kernel_classes_count", len(classes.names)),
         Metric("exact_time_share", times["exact"] / total_ns),
         Metric("class_time_share", times["class"] / total_ns),
+        *_sampled(trace, found),
         *_sums(counted, found),
         *_bandwidth(counted, found, limits),
         *_outside(found),
@@ -211,6 +212,18 @@ def _total(counted: Counted, found: list[Balance], metric: str) -> float | None:
         return float(sum(b.counts.get("kernels", 0.0) for b in mine))
     value = counted.per_launch(metric).value * counted.launches
     return float(np.nansum(value)) if np.isfinite(value).any() else None
+
+
+def _sampled(trace: Trace, found: list[Balance]) -> Iterator[Metric]:
+    """The part of the time in which kernels ran that was sampled for DRAM or L2: sums are of that part."""
+    metric = next((m for m in ("dram_read_bytes", "l2_sectors_count") if any(b.metric == m for b in found)), None)
+    if metric is None or "kernels" not in trace:
+        return
+    device, start, end = (trace.column("kernels", c) for c in ("device", "start_ns", "end_ns"))
+    ran = sum(total(union(start[device == one], end[device == one])) for one in np.unique(device).tolist())
+    sampled = sum(b.time_ns.get("kernels", 0) for b in found if b.metric == metric)
+    if ran:
+        yield Metric("sampled_kernel_time_share", min(sampled / ran, 1.0))
 
 
 def _set_of(metric: str) -> str:

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 from counted import (
     CONFLICTS,
+    H200,
     HITS,
     L1,
     L1_HITS,
@@ -29,6 +31,8 @@ from spikeprof.analyzers.base import Finding, Result
 from spikeprof.analyzers.cache_miss import CacheMiss
 from spikeprof.analyzers.derived.counters import Estimate
 from spikeprof.analyzers.runner import run_one
+from spikeprof.profiler.assemble.counter_overlap import Samples
+from spikeprof.profiler.assemble.counter_tables import counter_tables
 from spikeprof.profiler.counter_metrics import METRICS
 from spikeprof.profiler.trace import Trace
 
@@ -85,32 +89,27 @@ def test_a_gather_is_named_by_what_l2_fills_where_l1_was_not_counted() -> None:
 @needs_shared
 @pytest.mark.parametrize("interval", [10_000, 5_000, 2_000])
 def test_the_patterns_are_named_rightly_in_what_was_sampled(interval: int) -> None:
+    """From the samples to the findings, as a recording takes it."""
     path = SHARED / "recordings" / "h200_pm_sampling" / f"pm_{interval}.json.gz"
     with gzip.open(path) as file:
         data = json.load(file)
     samples = [row for row in data["samples"] if row[0] > 0]
-    start, end = (np.array([row[i] for row in samples]) for i in (0, 1))
+    zero = samples[0][0]
+    start, end = (np.array([row[i] for row in samples]) - zero for i in (0, 1))
     sampled = dict(zip(data["metrics"], np.array([row[2] for row in samples], float).T, strict=True))
-    acts = np.array([act[:2] for act in data["acts"]])
-    length = acts[:, 1] - acts[:, 0]
-    groups = {
-        "mul_512_mib": slice(0, 5),
-        "mul_8_mib": slice(5, 305),
-        "gemm": slice(305, 308),
-        "gather": slice(308, 311),
-    }
-    classes, rows = [], []
-    for number, (name, which) in enumerate(groups.items()):
-        # The launches of one kind with the gaps between them, cut by nothing else: all that was counted is theirs.
-        share = np.clip(np.minimum(end, acts[which][-1, 1]) - np.maximum(start, acts[which][0, 0]), 0, None)
-        counts = {}
-        for metric in (READ, WRITTEN, SECTORS, HITS, L1, L1_HITS):
-            known = METRICS[metric]
-            value = sampled[known.source] * known.scale * (sampled[known.times] if known.times else 1)
-            counts[metric] = float((value * share / (end - start)).sum() / len(length[which]))
-        classes.append(kernel_class(name, int(length[which].sum()), len(length[which])))
-        rows += counters(number, **counts)
-    result = asked(trace(classes, rows))
+    metrics = [METRICS[name] for name in (READ, WRITTEN, SECTORS, HITS, L1, L1_HITS)]
+    values = [sampled[m.source] * m.scale * (sampled[m.times] if m.times else 1) for m in metrics]
+    names = ["mul_512_mib"] * 5 + ["mul_8_mib"] * 300 + ["gemm"] * 3 + ["gather"] * 3
+    acts = zip(names, data["acts"], strict=True)
+    kernels = tiny.table("kernels", [{"name": n, "start_ns": a[0] - zero, "end_ns": a[1] - zero} for n, a in acts])
+    made = counter_tables(
+        [(0, Samples(start, end, np.stack(values, axis=1), tuple(m.name for m in metrics)))],
+        kernels,
+        tiny.table("memory_ops", []),
+        tiny.table("windows", []),
+    )
+    tables = {**made.tables, "kernels": kernels, "devices": tiny.table("devices", [H200])}
+    result = asked(Trace(tiny.trace().manifest, tables))
     assert found(result) == [("random-gather", "gather"), ("streaming", "mul_512_mib")]
     table = result.tables["classes"]
     hits = dict(zip(table["kernel"], table["l2_hit_share"], strict=True))
@@ -118,6 +117,8 @@ def test_the_patterns_are_named_rightly_in_what_was_sampled(interval: int) -> No
     assert hits["gemm"] == pytest.approx(0.7441, abs=0.02)
     assert hits["mul_8_mib"] == pytest.approx(1.0, abs=0.02)  # it stays in L2
     assert hits["gather"] == 0
+    assert result.metric("sampled_kernel_time_share") == pytest.approx(1, abs=0.01)
+    assert result.metric("dram_outside_kernels_share") < 0.01
 
 
 # -- numbers and bounds ----------------------------------------------------------------------------------------------
@@ -208,6 +209,7 @@ def test_totals_and_what_fell_outside_of_kernels() -> None:
     assert result.metric("dram_bytes_per_s") == 160 / 40e-9
     assert result.metric("dram_peak_share") == pytest.approx(4e9 / 4.8e12)
     assert result.metric("dram_outside_kernels_share") == pytest.approx(0.2)
+    assert result.metric("sampled_kernel_time_share") is None  # which kernels ran was not recorded
     assert [result.tables["balance"][f"{p}_share"] for p, *_ in places] == [
         [0.8] * 2,
         [0.15] * 2,
@@ -414,3 +416,10 @@ def test_counters_over_time() -> None:
 
 def test_no_kernel_ran_while_counters_were_sampled() -> None:
     assert run_one(trace([], []), CacheMiss()).status == "not_applicable"
+
+
+def test_sums_of_what_was_sampled_in_part_say_so() -> None:
+    kernels = [{"start_ns": 0, "end_ns": 300}, {"start_ns": 200, "end_ns": 400}]
+    rows = [{"metric": READ, "place": "kernels", "value": 1.0, "time_ns": 100}]
+    counted = trace([kernel_class("kernel", 500, 2)], counters(0, **{READ: 1.0}), kernels=kernels, counter_balance=rows)
+    assert asked(counted).metric("sampled_kernel_time_share") == 0.25  # of the 400 ns in which any kernel ran

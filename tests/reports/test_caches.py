@@ -25,11 +25,11 @@ from spikeprof.reports.terminal import render_terminal
 MILLISECONDS = (1e6, "ms")
 
 
-def samples() -> list[dict[str, Any]]:
-    """20 samples of 1 µs on two GPUs, which read 1 TB/s."""
+def samples(gpus: int = 2) -> list[dict[str, Any]]:
+    """20 samples of 1 µs on each GPU, which reads 1 TB/s."""
     return [
         {"device": device, "start_ns": 1000 * i, "end_ns": 1000 * i + 1000, "metric": metric, "value": value}
-        for device in (0, 1)
+        for device in range(gpus)
         for i in range(20)
         for metric, value in ((READ, 1e6), (SECTORS, 1e6), (HITS, 5e5), ("sm_active_share", 0.25))
     ]
@@ -167,6 +167,14 @@ def test_counters_over_time_have_a_panel_per_unit_and_a_line_per_gpu() -> None:
     assert made["data"][2]["y"] == [50.0] * 10
     assert made["layout"]["margin"]["l"] == 250
     assert made["meta"]["time"]
+
+
+def test_many_gpus_share_the_entries_of_the_legend() -> None:
+    made = drawn(answer(four(counter_samples=samples(8))), "counter-timeline")
+    assert len(made["data"]) == 24
+    assert [t["name"] for t in made["data"] if t["showlegend"]] == ["DRAM read", "L2 hit rate", "SM active"]
+    assert len({t["line"]["color"] for t in made["data"]}) == 3
+    assert made["data"][7]["hovertemplate"].startswith("DRAM read, GPU 7: ")
 
 
 def test_rates_are_drawn_against_the_peak() -> None:
