@@ -28,8 +28,8 @@ L2. The same bytes go out to DRAM and come back.
 
 How it is found: DRAM bytes per launch are more than one L2 but at most ``thrash_l2_ratio`` of them, over the time at
 least ``thrash_peak_share`` of DRAM's peak; written bytes are at least ``thrash_written_ratio`` of those read; and the
-kernels right after it on its stream read from DRAM, on average, at least what it wrote. That they read the same bytes
-is inferred: counters do not tell addresses.
+kernels right after it on its stream read from DRAM, on average, at least ``thrash_read_back_share`` of what it wrote.
+That they read the same bytes is inferred: counters do not tell addresses.
 
 What to do: work on pieces that fit in L2 one after the other, or fuse the kernels.
 
@@ -138,6 +138,7 @@ class CacheMiss:
     thrash_peak_share: float = 0.5
     thrash_l2_ratio: float = 4.0
     thrash_written_ratio: float = 0.25
+    thrash_read_back_share: float = 0.5
     overfetch_ratio: float = 1.3
     overfilled_ratio: float = 1.1
     max_l2_per_asked_ratio: float = 2.5

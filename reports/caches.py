@@ -42,6 +42,7 @@ def tables(result: Result) -> dict[str, PlainTable]:
     balance = dict(result.tables.get("balance", {}))
     if len(set(balance.get("device", []))) < 2:
         balance.pop("device", None)
+    balance["idle_time_share"] = balance.pop("idle_share", [])
     balance["metric"] = [fmt.title(metric) for metric in balance.get("metric", [])]
     return {
         "cache-classes": _classes(result.tables.get("classes", {}), _CLASS_COLUMNS),

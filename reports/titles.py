@@ -114,6 +114,7 @@ METRIC_TITLES: dict[str, str] = {
     "idle_read_share": "DRAM reads in idle time",
     "idle_written_bytes": "Written in idle time",
     "idle_written_share": "DRAM writes in idle time",
+    "idle_time_share": "In idle time",
     "kernel_classes_count": "Kernel classes",
     "kernels_share": "In kernels",
     "l1_hit_share": "L1 hit rate",

@@ -25,6 +25,7 @@ class Limits:
     thrash_peak_share: float
     thrash_l2_ratio: float
     thrash_written_ratio: float
+    thrash_read_back_share: float
     streaming_peak_share: float
     streaming_reuse_ratio: float
 
@@ -38,7 +39,7 @@ def patterns(use: MemoryUse, read_back: Floats, limits: Limits) -> Ints:
     vain = overfetches(use, limits)
     mixed = written >= limits.partial_written_ratio * read
     spilled = (moved > use.l2_bytes) & (moved <= limits.thrash_l2_ratio * use.l2_bytes)
-    again = (written >= limits.thrash_written_ratio * read) & (read_back >= written)
+    again = (written >= limits.thrash_written_ratio * read) & (read_back >= limits.thrash_read_back_share * written)
     busy = use.peak_share.low
     found = np.stack(
         (
