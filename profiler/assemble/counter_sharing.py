@@ -26,7 +26,7 @@ BOUND_SDS = 2.5
 _SPLIT_ERROR = 0.15
 
 #: How well the time is known at which the counts of one launch end and those of the next begin.
-_EDGE_NS = 450
+_EDGE_NS = 600
 
 #: Work is given this share of what sharing by time gives it, whatever the solution says: all of a sample must
 #: go somewhere.

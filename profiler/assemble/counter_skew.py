@@ -45,7 +45,7 @@ _ACTIVE_SHARE_MIN = 0.25
 
 _WINDOWS, _WINDOW_SAMPLES = 8, 2000
 _PIECES_MAX, _GROUPS_MAX = 100_000, 96
-_RIDGE, _EXPLAINED_MAX = 1e-6, 1e-9
+_RIDGE, _UNEXPLAINED_MIN = 1e-6, 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +79,12 @@ def estimate_skew(samples: Samples, work: Cut) -> Skew:
         return UNKNOWN
 
     @cache
-    def by_window(begin_ns: int, end_ns: int) -> Floats:
+    def parts(begin_ns: int, end_ns: int) -> Floats:
         return _unexplained(looked_at, counts, near.pieces(begin_ns, end_ns), window)
 
     def unexplained(times: tuple[int, int]) -> float:
         within = max(abs(times[0]), abs(times[1])) <= _REACH_NS
-        return float(by_window(*times).sum()) if within else np.inf
+        return float(np.log(parts(*times)).sum()) if within else np.inf
 
     # Begin and end trade for each other, so the search starts from shifts of the whole, with and without a gap.
     scan = range(-_REACH_NS, _REACH_NS + 1, _SCAN_NS)
@@ -92,12 +92,13 @@ def estimate_skew(samples: Samples, work: Cut) -> Skew:
     for step in _STEPS_NS:
         while (nearer := min(_around(best, step), key=unexplained)) != best:
             best = nearer
+    if max(map(abs, best)) >= _REACH_NS:
+        return UNKNOWN
     sds = []
     for of_begin, of_end in ((_SPREAD_NS, 0), (0, _SPREAD_NS)):
-        curves = np.stack([by_window(best[0] + d * of_begin, best[1] + d * of_end) for d in (-1, 0, 1)])
-        each = [_lowest(curve) * _SPREAD_NS for curve in curves.T]
-        sds.append(np.std(each, ddof=1) / np.sqrt(len(each)) if len(each) > 1 else np.nan)
-    begin_ns, end_ns, sd_ns = *map(float, best), float(max(sds))
+        three = np.stack([parts(best[0] + d * of_begin, best[1] + d * of_end) for d in (-1, 0, 1)])
+        sds.append(_SPREAD_NS * _sd_of_lowest(three))
+    begin_ns, end_ns, sd_ns = *map(float, best), max(sds)
     if not sd_ns <= SKEW_SD_NS_MAX:
         return Skew(0, begin_ns, end_ns, sd_ns)
     if begin_ns < 0 and end_ns < 0:
@@ -165,7 +166,7 @@ class _Near:
 
 
 def _unexplained(samples: Samples, counts: Floats, pieces: Pieces, window: Ints) -> Floats:
-    """By window: Σ over metrics of the logarithm of what the best counts of the groups leave unexplained."""
+    """(metrics, windows): the squares that the best counts of the groups leave unexplained, or a little more."""
     pairs = overlaps(samples, pieces)
     every, rows, groups = slice(0, len(pairs.sample)), len(counts), len(pieces.shaped)
     even = shares(samples, pieces, pairs, every).even
@@ -179,13 +180,26 @@ def _unexplained(samples: Samples, counts: Floats, pieces: Pieces, window: Ints)
     scale = np.trace(square) / groups
     solved = np.linalg.solve(square + np.eye(groups) * max(scale, 1e-30) * _RIDGE, design.T @ target)
     rest = np.square(target - design @ solved)
-    parts = np.stack([totals(window, column, 0) for column in rest.T])
-    least = _EXPLAINED_MAX * np.square(target).sum(axis=0)
-    return np.asarray(np.log(parts + least[:, None]).sum(axis=0), np.float64)
+    # What explains next to all of a stretch by chance must not outweigh the others.
+    least = _UNEXPLAINED_MIN * np.square(target).sum(axis=0) / (window.max() + 1)
+    parts: Floats = np.stack([totals(window, column, 0) for column in rest.T])
+    parts += least[:, None]
+    return parts
+
+
+def _sd_of_lowest(parts: Floats) -> float:
+    """How surely the curve of (points, metrics, windows) is lowest where it is: by the jackknife over windows."""
+    windows = parts.shape[2]
+    if windows < 3:
+        return float("nan")
+    curves = np.log(parts).sum(axis=1)
+    without = curves.sum(axis=1, keepdims=True) - curves
+    return float(np.std([_lowest(curve) for curve in without.T]) * np.sqrt(windows - 1))
 
 
 def _lowest(curve: Floats) -> float:
-    """Where the parabola through three points is lowest, from -1 to 1."""
+    """Where the parabola through three points is lowest, from -10 to 10; on the lower side where it has no bottom."""
     left, middle, right = curve
     bend = left - 2 * middle + right
-    return float(np.clip(0.5 * (left - right) / bend, -1, 1)) if bend > 0 else float(np.sign(left - right))
+    away = 0.5 * (left - right) / bend if bend > 0 else 10 * np.sign(left - right)
+    return float(np.clip(away, -10, 10))

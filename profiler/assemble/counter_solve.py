@@ -24,7 +24,7 @@ from spikeprof.profiler.assemble.counter_normal import SHAPES, SOLVED, Normal
 from spikeprof.profiler.assemble.counter_overlap import SHAPE_SD, Bools, Floats, Ints
 
 #: Standard deviation of a count before the samples are looked at, over what sharing by time gives it.
-PRIOR_RATIO = 2.0
+PRIOR_RATIO = 3.0
 
 #: Unknowns at most: of the groups beyond, departures are not solved for.
 _UNKNOWNS_MAX = 640
