@@ -3,9 +3,10 @@
 A process of its own, because counters are read by native code that may crash, holds locks for long and wants a
 processor to itself: neither the program nor the session may feel it. It ends when its standard input does.
 
-Samples are taken faster than they can be decoded (10 µs against 30 µs, eight metrics on H200). So sampling goes on
-until ``BACKLOG`` samples wait, stands still until they are decoded, and goes on: stretches of about 0.1 s with gaps,
-spread over the whole run. At intervals that decoding keeps up with there are no gaps.
+Samples are taken faster than they can be decoded (10 µs against 35 µs, eight metrics on H200), and a decoding consumes
+all that were taken, though it keeps no more than fit into one image. So sampling goes on until ``PAUSE_AT`` samples
+wait, stands still until they are decoded, and goes on: stretches with gaps, spread over the whole run. At intervals
+that decoding keeps up with there are no gaps.
 """
 
 from __future__ import annotations
@@ -31,12 +32,19 @@ from spikeprof.profiler.collectors.pm_library import Decoded, Image, PmSampler, 
 from spikeprof.profiler.counter_metrics import METRICS, CounterMetric
 from spikeprof.profiler.units import NS_PER_S
 
-#: Samples that may wait for decoding before sampling stands still.
-BACKLOG = 8000
-
-#: Samples in one image: about 35 kB each (memory set on H200).
-CAPACITY = 2000
+#: Samples in one image: about 35 kB each (memory set on H200). There are two, and an empty one.
+CAPACITY = 3000
 _IMAGES = 2
+
+#: Samples that may wait for decoding before sampling stands still; what is taken until it does must fit in, too. Half
+#: of it, and half of that, where the hardware's buffer ran over.
+PAUSE_AT = 2200
+
+#: Decoding keeps up where it takes at most this share of the time that the samples took.
+_KEEPS_UP_SHARE = 0.5
+
+#: A sample so many times as long as it should be is none: the first one of a stretch reaches back to the one before.
+_LENGTH_MAX = 2
 
 #: How long each of several lists of metrics has its turn; changing over takes 0.5 to 1 s.
 TURN_SECONDS = 3.0
@@ -45,6 +53,7 @@ TURN_SECONDS = 3.0
 _TRIAL_SECONDS = 0.005
 _TRIAL_SAMPLES = 20
 _POLL_SECONDS = 0.01
+_TELLING_SAMPLES = 50  # a decoding of fewer does not tell how long it takes for one
 _NICE = 5
 
 
@@ -121,9 +130,9 @@ def packed(metrics: Sequence[CounterMetric], passes: Callable[[list[str]], int])
 class Writer(threading.Thread):
     """Evaluates decoded images and appends their rows to a file, while the next image is being decoded."""
 
-    def __init__(self, sampler: PmSampler, metrics: Sequence[CounterMetric], out: BinaryIO) -> None:
+    def __init__(self, sampler: PmSampler, metrics: Sequence[CounterMetric], interval_ns: int, out: BinaryIO) -> None:
         super().__init__(name="spikeprof-pm-writer", daemon=True)
-        self._sampler, self._metrics, self._out = sampler, metrics, out
+        self._sampler, self._metrics, self._interval_ns, self._out = sampler, metrics, interval_ns, out
         self._todo: queue.Queue[tuple[Image, int] | None] = queue.Queue()
         self._idle: queue.Queue[Image] = queue.Queue()
         for _ in range(_IMAGES):
@@ -157,7 +166,7 @@ class Writer(threading.Thread):
 
     def _write(self, image: Image, count: int) -> None:
         times, raw = self._sampler.read(image, count)
-        whole = times[:, 0] > 0  # the first sample of a session begins nowhere, and counts since long ago
+        whole = times[:, 1] - times[:, 0] <= _LENGTH_MAX * self._interval_ns
         values = computed(self._metrics, self._sampler.metrics, raw)
         rows = np.concatenate([times.view(np.float64), values], axis=1)[whole]
         self._out.write(rows.tobytes())
@@ -171,6 +180,8 @@ class Device:
     def __init__(self, order: Order, library: str, journal: Journal, stop: Stop) -> None:
         self._order, self._library, self._journal, self._stop = order, library, journal, stop
         self._samples_count = 0
+        self._pause_at = PAUSE_AT
+        self._keeps_up = False  # until a decoding has told
         self._sets: list[tuple[int, list[CounterMetric]]] = []
         self._sampler: PmSampler | None = None
 
@@ -266,7 +277,7 @@ class Device:
         path = pm_files.samples_path(Path(self._order.folder), self._order.device, number)
         until = time.monotonic() + TURN_SECONDS if len(self._sets) > 1 else float("inf")
         with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600), "wb") as out:
-            writer = Writer(sampler, metrics, out)
+            writer = Writer(sampler, metrics, self._order.interval_ns, out)
             writer.start()
             try:
                 while time.monotonic() < until and not self._stop.asked and not self._spent_with(writer):
@@ -284,30 +295,36 @@ class Device:
     def _stretch(self, sampler: PmSampler, writer: Writer, until: float) -> bool:
         """Sample until too much waits for decoding, and decode it. False: set up anew, samples ran over."""
         sampler.start()
-        began, decoded, overflow = time.monotonic(), 0, False
-        while not overflow and time.monotonic() < until and not self._spent_with(writer) and writer.error is None:
-            taken = (time.monotonic() - began) * NS_PER_S / self._order.interval_ns
-            if taken - decoded > BACKLOG or self._stop.wait(0 if taken - decoded > CAPACITY else _POLL_SECONDS):
+        began, decoded, got = time.monotonic(), 0, Decoded(0)
+        while not got.overflow and time.monotonic() < until and not self._spent_with(writer) and writer.error is None:
+            waiting = (time.monotonic() - began) * NS_PER_S / self._order.interval_ns - decoded
+            if waiting >= self._pause_at:
                 break
-            got = self._decode(sampler, writer)
-            decoded, overflow = decoded + got.count, got.overflow
+            patience = (self._pause_at - waiting) * self._order.interval_ns / NS_PER_S
+            if self._stop.wait(min(_POLL_SECONDS, patience)):
+                break
+            if self._keeps_up:
+                got = self._decode(sampler, writer)
+                decoded += got.count
         stopped = time.monotonic()
         sampler.stop()
-        while not overflow:
+        if not got.overflow:
             got = self._decode(sampler, writer)
-            overflow = got.overflow
-            if not got.count:
-                break
-        if overflow:
+        if got.overflow:
+            self._pause_at = max(self._pause_at // 2, 1)
             self._journal.write("overflow")
         self._journal.write("paused", ns=round((time.monotonic() - stopped) * NS_PER_S))
-        return not overflow
+        return not got.overflow
 
     def _decode(self, sampler: PmSampler, writer: Writer) -> Decoded:
         image = writer.image()
         got = Decoded(0)
+        began = time.monotonic()
         try:
             got = sampler.decode(image)
+            if got.count >= _TELLING_SAMPLES:
+                took_ns = (time.monotonic() - began) * NS_PER_S / got.count
+                self._keeps_up = took_ns <= _KEEPS_UP_SHARE * self._order.interval_ns
             return got
         finally:
             writer.take(image, got.count)

@@ -1,7 +1,8 @@
 /* A libcupti for tests: PM sampling as the sampler uses it. With HELPER, the libraries beside it.
  *
- * It behaves as libcupti 13.4 was seen to on an H200: the first sample of a start begins at 0; a metric of a unit that
- * the GPU lacks leaves every sample incomplete, and so does a second configuration of one sampling object; a hardware
+ * It behaves as libcupti 13.4 was seen to on an H200: the first sample of an object begins at 0, and that of a later
+ * start where the last one before it ended; a decoding consumes all samples that wait, also those that do not fit into
+ * the image; a metric of a unit that the GPU lacks leaves every sample incomplete, and so does a second configuration of one sampling object; a hardware
  * buffer that ran over stays so until the object is made anew.
  *
  * FAKE_PM_FAIL=privileges|busy|crash; FAKE_PM_LACKS=unit; FAKE_PM_APART=metric: one pass cannot take it with others;
@@ -33,7 +34,7 @@ int cuDriverGetVersion(int *version)
 #ifndef HELPER
 
 typedef struct { char names[METRICS_MAX][NAME_MAX_]; int count; } Config;
-typedef struct { Config config; int configured, running; uint64_t interval, start, decoded; int overflow; } Object;
+typedef struct { Config config; int configured, running; uint64_t interval, start, decoded, last; int overflow; } Object;
 typedef struct { uint32_t capacity, populated, complete; uint32_t pad; uint64_t times[][2]; } Image;
 
 static const char *known[] = {
@@ -165,12 +166,14 @@ int cuptiPmSamplingDecodeData(void *params)
     uint32_t count = waiting < image->capacity ? waiting : image->capacity;
     for (uint32_t i = 0; i < count; i++) {
         uint64_t k = o->decoded + i;
-        image->times[i][0] = k ? o->start + k * o->interval : 0;
+        image->times[i][0] = k ? o->start + k * o->interval : o->last;
         image->times[i][1] = o->start + (k + 1) * o->interval;
     }
+    if (have > o->decoded)
+        o->last = o->start + have * o->interval;
     if (slow)
-        usleep(count * atoll(slow));
-    o->decoded += count;
+        usleep(waiting * atoll(slow));
+    o->decoded = have;
     image->populated = count;
     image->complete = lacks(o) ? 0 : count;
     return OK;

@@ -378,7 +378,7 @@ void fake_generate(int per_second)
     pthread_create(&generator, NULL, generate, (void *)(intptr_t)per_second);
 }
 
-/* Capture a graph of so many nodes and instantiate it: each node is created, then cloned. */
+/* Capture a graph of so many nodes and instantiate it: each node is created, then its clone. */
 void fake_capture(int count)
 {
     struct { void *graph, *original_graph, *node, *original_node; int type; void *dependency, *exec; } graph;
@@ -391,6 +391,8 @@ void fake_capture(int count)
         if (subscriber && resource_on[13])
             subscriber(subscriber_data, 3, 13, &resource);
         graph.node = (void *)(i + 1000000);
+        if (subscriber && resource_on[13]) /* a clone is created, too */
+            subscriber(subscriber_data, 3, 13, &resource);
         graph.original_node = (void *)i;
         if (subscriber && resource_on[20])
             subscriber(subscriber_data, 3, 20, &resource);

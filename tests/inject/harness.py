@@ -123,13 +123,14 @@ def own_lines(stderr: bytes) -> tuple[bytes, list[str]]:
 
 
 def check_whole(run: Run, kernels: int, launches_lost: int = 0) -> None:
-    """Every kernel that was launched is there, once, named, with its launch but for the last ``launches_lost``."""
+    """Every kernel that was launched is there, once, named, with its launch but for ``launches_lost`` of them."""
     trace = run.trace
     assert run.kernels == kernels
     keys = np.stack([trace.column("kernels", "rank"), trace.column("kernels", "correlation_id")])
     assert np.unique(keys, axis=1).shape[1] == kernels
     launches = np.stack([trace.column("runtime_calls", "rank"), trace.column("runtime_calls", "correlation_id")])
-    assert sorted(map(tuple, keys.T.tolist()))[: kernels - launches_lost] == sorted(map(tuple, launches.T.tolist()))
+    assert launches.shape[1] == kernels - launches_lost
+    assert len({*map(tuple, launches.T.tolist())} & {*map(tuple, keys.T.tolist())}) == kernels - launches_lost
     names = set(trace.table("kernels").column("name").cast("string").to_pylist())
     assert all(name.startswith("fake_gemm_") and name.endswith("(float*, int)") for name in names), names
     assert trace.manifest.collectors["activity"].set_aside_count == 0

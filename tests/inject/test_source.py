@@ -93,7 +93,7 @@ def test_a_whole_run_under(lab: Lab, version: str) -> None:
     run = lab.record_command([interpreter(version), "-X", "dev", "-W", "ignore::DeprecationWarning", str(path)])
     assert run.code == 5
     assert {p["python_version"].rpartition(".")[0] for p in run.processes} == {version}
-    check_whole(run, 3380)
+    check_whole(run, 3380, launches_lost=3010)  # those after the guest
     assert {p["status"] for p in run.processes} <= {"traced", "no_cuda"}
     assert sorted(run.kernels_by_process()) == [30, 40, 3310]
     assert run.trace.table("graph_nodes").num_rows == 1200
