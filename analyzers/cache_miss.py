@@ -57,8 +57,9 @@ write-back
 ----------
 What it means: much of what kernels write reaches DRAM after they ended, in idle time: their own counts are too low.
 
-How it is found: at least ``idle_written_share`` of all DRAM bytes written fall into idle time, and of those read less
-than half that share: other work on the GPU would read, too.
+How it is found: at least ``idle_written_share`` of all DRAM bytes written fall into idle time, they are at least
+``idle_written_traffic_share`` of all DRAM traffic, and of the bytes read less than half that share falls there: other
+work on the GPU would read, too.
 
 What to do: compare written bytes over whole runs, not kernel by kernel.
 
@@ -144,6 +145,7 @@ class CacheMiss:
     max_l2_per_asked_ratio: float = 2.5
     partial_written_ratio: float = 0.5
     idle_written_share: float = 0.1
+    idle_written_traffic_share: float = 0.02
     conflict_share: float = 0.25
     low_hit_share: float = 0.3
     low_hit_time_share: float = 0.5
@@ -307,16 +309,21 @@ class CacheMiss:
     # ---------------------------------------------------------------- rules about the rest
 
     def _write_back(self, found: list[Balance]) -> Iterator[Finding]:
-        reads = {b.device: b.share("idle") or 0.0 for b in found if b.metric == "dram_read_bytes"}
+        reads = {b.device: b for b in found if b.metric == "dram_read_bytes"}
         for one in found:
             late = one.share("idle") or 0.0
             if one.metric != "dram_written_bytes" or one.device not in reads or late < self.idle_written_share:
                 continue
-            if reads[one.device] < late / 2:
+            read, written = reads[one.device], one.counts.get("idle", 0.0)
+            of_traffic = written / (read.total + one.total)
+            if (read.share("idle") or 0.0) < late / 2 and of_traffic >= self.idle_written_traffic_share:
                 evidence = (
                     Evidence("idle_written_share", late, self.idle_written_share, "idle_written_share"),
-                    Evidence("idle_written_bytes", one.counts["idle"]),
-                    Evidence("idle_read_share", reads[one.device]),
+                    Evidence("idle_written_bytes", written),
+                    Evidence(
+                        "traffic_share", of_traffic, self.idle_written_traffic_share, "idle_written_traffic_share"
+                    ),
+                    Evidence("idle_read_share", read.share("idle") or 0.0),
                 )
                 action = "Compare written bytes over whole runs, not kernel by kernel."
                 yield Finding("write-back", "info", {"device": one.device}, evidence, action)

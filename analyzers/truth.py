@@ -13,7 +13,8 @@ records-set-aside
 What it means: records arrived that cannot be true (an end before its start, a time outside of the run) and
 were left out of all tables. The rest is sound, but the numbers miss these.
 
-How it is found: the sum of what the assembler or importer set aside is above 0; the reasons are in the manifest.
+How it is found: the sum of what the assembler or importer set aside is above 0, but for work of the time in which
+recording was to be off (windows, clean steps); the reasons are in the manifest.
 
 What to do: read the reasons; when they are many, record again with another libcupti version.
 
@@ -153,7 +154,7 @@ class Truth:
         advice = {
             "records-dropped": ("dropped_count", "Record in shorter windows (--window) so that buffers keep up."),
             "records-set-aside": (
-                "set_aside_count",
+                "broken_records_count",
                 "Read the reasons in the table of collectors; record again if many.",
             ),
         }
@@ -286,6 +287,7 @@ def _collector_metrics(trace: Trace) -> list[Metric]:
         Metric("dropped_count", sum(n.dropped_count for n in notes)),
         Metric("repaired_count", sum(n.repaired_count for n in notes)),
         Metric("set_aside_count", sum(n.set_aside_count for n in notes)),
+        Metric("broken_records_count", sum(n.broken_count for n in notes)),
     ]
 
 

@@ -19,6 +19,11 @@ from spikeprof.profiler.schema import TABLES
 #: A time so far from the session's start (104 days) is none: sums of ns are exact below it, also as float64.
 FURTHEST_NS = 2**53
 
+#: Reasons for which records are set aside that are no fault: GPU work was being recorded for a part of the time only.
+RECORDED_WHILE_OFF = "recorded while recording was off"
+IN_FLIGHT_AT_PAUSE = "in flight when recording paused"
+EXPECTED_REASONS = frozenset({RECORDED_WHILE_OFF, IN_FLIGHT_AT_PAUSE})
+
 #: Where a null says that a number is unknown.
 _NULLABLE = ("devices", "topology")
 
@@ -35,6 +40,11 @@ class CollectorNote:
     set_aside_count: int = 0  # broken: counted, not in the tables
     set_aside_reasons: Mapping[str, int] = field(default_factory=dict)
     cost_ns: int = 0  # time it took from the program, where known
+
+    @property
+    def broken_count(self) -> int:
+        """Records set aside for another reason than that recording was to be off then."""
+        return self.set_aside_count - sum(self.set_aside_reasons.get(reason, 0) for reason in EXPECTED_REASONS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,11 @@ _PANELS = (
     ("MHz", "Clocks"),
     ("throttle", "Held back"),
     ("share", "Utilisation"),
+    ("gpm", "Units in use"),
     ("bytes", "Memory"),
     ("°C", "Temperature"),
 )
-_THROTTLE = "throttle_"
+_THROTTLE, _GPM = "throttle_", "gpm_"
 #: Reasons for lower clocks that are no complaint: nothing to do, or the user's own setting.
 _HARMLESS = ("throttle_gpu_idle_share", "throttle_applications_clocks_share")
 
@@ -62,7 +63,7 @@ def throttling(samples: PlainTable) -> str:
 
 
 def _name(metric: str) -> str:
-    return fmt.title(metric.removeprefix(_THROTTLE))
+    return fmt.title(metric.removeprefix(_THROTTLE).removeprefix(_GPM))
 
 
 def _of_unit(samples: PlainTable, unit: str) -> dict[tuple[int, str], list[int]]:
@@ -71,17 +72,24 @@ def _of_unit(samples: PlainTable, unit: str) -> dict[tuple[int, str], list[int]]
     for i, (device, metric, value) in enumerate(
         zip(samples["device"], samples["metric"], samples["value"], strict=False)
     ):
-        kind = "throttle" if metric.startswith(_THROTTLE) else unit_of(metric)
-        if kind == unit and metric not in _HARMLESS and fmt.is_number(value):
+        if _kind(metric) == unit and metric not in _HARMLESS and fmt.is_number(value):
             groups.setdefault((device, metric), []).append(i)
     if unit == "throttle":
         return {key: rows for key, rows in groups.items() if any(samples["value"][i] for i in rows)}
     return groups
 
 
+def _kind(metric: str) -> str | None:
+    """Which panel a metric belongs to: by its unit, but for the reasons of slower clocks and what GPM averages."""
+    unit = unit_of(metric)
+    if metric.startswith(_THROTTLE):
+        return "throttle"
+    return "gpm" if metric.startswith(_GPM) and unit == "share" else unit
+
+
 def _gauge_scale(kind: str, values: Sequence[float]) -> tuple[float, str]:
     """(what to divide by, the unit shown)."""
-    if kind in ("share", "throttle"):
+    if kind in ("share", "throttle", "gpm"):
         return 0.01, "%"
     if kind == "bytes":
         return (2.0**30, "GiB") if max(values) >= 2**30 else (2.0**20, "MiB")

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from spikeprof.profiler.assemble.columns import Records
 from spikeprof.profiler.assemble.spool import ProcessSpool
+from spikeprof.profiler.trace import IN_FLIGHT_AT_PAUSE, RECORDED_WHILE_OFF
 from spikeprof.profiler.units import NS_PER_S
 
 #: A record may lie this far outside its process's recorded life before it is set aside as broken.
@@ -54,8 +55,8 @@ def sound(records: Records, process: ProcessSpool, handed_over_ns: int, tally: T
         "no time": untimed,
         "ends before it starts": backwards,
         "outside the run": outside,
-        "recorded while recording was off": unwanted,
-        "in flight when recording paused": torn,
+        RECORDED_WHILE_OFF: unwanted,
+        IN_FLIGHT_AT_PAUSE: torn,
     }
     for reason, which in reasons.items():
         if which.any():

@@ -138,7 +138,7 @@ class _Block:
         cut = self.held.cut
         for departure, share in zip(shapes[1:], self.held.shapes, strict=False):
             weight[cut] += share * departure[self.group[cut]]
-        trace = _TRACE * max(float((by_time / self.mean_ns).max(initial=0)), 1) * self.mean_ns
+        trace = _TRACE * (float((by_time / self.mean_ns).max(initial=0)) or 1.0) * self.mean_ns
         at_least = self.held.even * (_BY_TIME * by_time + trace)[self.group]
         # Outside of its time a piece is given nothing, though its counts may be shifted there.
         return np.where(self.held.even > 0, np.maximum(weight, 0) + at_least, 0)

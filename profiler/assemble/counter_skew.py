@@ -10,7 +10,7 @@ before the recorded start or after the recorded end make a skew.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -71,7 +71,7 @@ def estimate_skew(samples: Samples, work: Cut) -> Skew:
     rows, window = _windows(samples, work.pieces)
     if not len(rows):
         return UNKNOWN
-    looked_at = replace(samples, start_ns=samples.start_ns[rows], end_ns=samples.end_ns[rows])
+    looked_at = Samples(samples.start_ns[rows], samples.end_ns[rows], samples.values[:0], samples.metrics)
     counts = samples.counts(rows)
     counts = counts[:, np.square(counts).sum(axis=0) > 0]
     near = _Near.of(looked_at, work)
@@ -92,7 +92,7 @@ def estimate_skew(samples: Samples, work: Cut) -> Skew:
     for step in _STEPS_NS:
         while (nearer := min(_around(best, step), key=unexplained)) != best:
             best = nearer
-    if max(map(abs, best)) >= _REACH_NS:
+    if max(map(abs, best)) >= _REACH_NS:  # it goes on getting better out there
         return UNKNOWN
     sds = []
     for of_begin, of_end in ((_SPREAD_NS, 0), (0, _SPREAD_NS)):

@@ -57,10 +57,14 @@ def solve(normal: Normal, mean_ns: Floats, shaped: Bools) -> Solution:
     system = _System.of(normal, mean_ns, shaped)
     solution = Solution(np.zeros((SOLVED, groups, metrics)), np.zeros((groups, metrics)), np.zeros((groups, metrics)))
     # Weights are 1 / working time, so this is (rate of the samples that a group runs in) × length.
-    by_time = normal.right[0] * (mean_ns / np.maximum(normal.pieces, np.finfo(float).tiny))[:, None]
-    solution.by_time[:] = np.maximum(by_time, 0)
+    seen, time_ns = normal.pieces > 0, normal.pieces * mean_ns
+    amount = np.maximum(normal.right[0] * mean_ns[:, None], 0)
+    by_time = solution.by_time
+    by_time[seen] = amount[seen] / normal.pieces[seen, None]
+    # A group that is in none of these samples is taken to work at the mean rate.
+    by_time[~seen] = mean_ns[~seen, None] * amount.sum(axis=0) / max(float(time_ns.sum()), 1)
     for m in np.flatnonzero((normal.squares > 0) & (by_time.max(axis=0, initial=0) > 0)).tolist():
-        found, solution.sd[:, m] = system.solve(normal.right[..., m], normal.squares[m], solution.by_time[:, m])
+        found, solution.sd[:, m] = system.solve(normal.right[..., m], normal.squares[m], by_time[:, m])
         solution.shapes[system.shape[: len(found)], system.group[: len(found)], m] = found
     return solution
 

@@ -281,3 +281,15 @@ def test_a_window_that_ends_before_it_starts_covers_nothing():
     result = Truth().analyze(tiny.trace(windows=windows))
     assert result.metric("recorded_share") == 0.75
     assert result.tables["not_measured_windows"]["total_ns"] == [10]
+
+
+def test_work_of_the_time_in_which_recording_was_off_is_no_fault() -> None:
+    """A graph that CUPTI goes on recording is set aside by design; a record that ends before it starts is not."""
+    reasons = {"recorded while recording was off": 40, "in flight when recording paused": 3}
+    expected = CollectorNote("ok", records_count=100, set_aside_count=43, set_aside_reasons=reasons)
+    broken = CollectorNote("ok", set_aside_count=45, set_aside_reasons={**reasons, "ends before it starts": 2})
+    assert "records-set-aside" not in rules(Truth().analyze(tiny.trace(collectors={"activity": expected})))
+    result = Truth().analyze(tiny.trace(collectors={"activity": broken}))
+    (finding,) = [f for f in result.findings if f.rule == "records-set-aside"]
+    assert finding.evidence[0].value == 2
+    assert result.metric("set_aside_count") == 45

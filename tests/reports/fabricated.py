@@ -64,6 +64,7 @@ def truth() -> Result:
             Metric("dropped_count", 0),
             Metric("repaired_count", 12),
             Metric("set_aside_count", 3),
+            Metric("broken_records_count", 3),
             Metric("recorded_share", 0.924),
         ),
         findings=(
