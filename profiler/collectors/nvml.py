@@ -188,6 +188,14 @@ def _text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
+def _has_gpm(nvml: Any, handle: Any) -> bool:
+    """Whether GPM tells the PCIe rates of this GPU (``gpm.py``), without a call that takes 20 ms."""
+    try:
+        return bool(nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)
+    except Exception:  # NVMLError, or a function that an old driver or pynvml lacks
+        return False
+
+
 class _GpuSeries(Series):
     """The gauges of one GPU: each is asked once, and no more if the GPU does not have it."""
 
@@ -216,7 +224,8 @@ class _GpuSeries(Series):
     def _answered(self) -> tuple[Gauge, ...]:
         works: list[Gauge] = []
         refused: list[tuple[Gauge, Exception]] = []
-        for gauge in GAUGES:
+        gauges = [g for g in GAUGES if not (g.is_slow and _has_gpm(self._nvml, self._handle))]
+        for gauge in gauges:
             try:
                 gauge.read(self._nvml, self._handle)
                 works.append(gauge)

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -110,6 +111,17 @@ def test_the_slow_gauge_is_read_of_one_gpu_at_a_time_and_kept_when_thinned() -> 
         assert before in (ticks_count // 4, ticks_count // 4 + 1)
         series.thin()
         assert int((series.rows()[:, column] > 0).sum()) == before
+
+
+@pytest.mark.parametrize("supported", [0, 1])
+def test_the_slow_gauge_is_left_to_gpm_where_there_is_gpm(supported: int) -> None:
+    class WithGpm(FakeNvml):
+        def nvmlGpmQueryDeviceSupport(self, handle: int) -> SimpleNamespace:
+            return SimpleNamespace(isSupportedDevice=supported)
+
+    note, tables, _ = collected(WithGpm(gpus=1), ticks(1))
+    assert ("pcie_read_bytes_per_s" in tables["samples"]["metric"].to_pylist()) != supported
+    assert note.state == "ok"
 
 
 def test_an_old_pynvml_answers_throttle_reasons_under_the_old_name() -> None:
