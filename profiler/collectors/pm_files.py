@@ -8,6 +8,7 @@ Both may end anywhere: the sampler may have been killed.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ import numpy.typing as npt
 
 #: The folder of a run's spool that holds them.
 FOLDER = "counters"
+
+#: What a sampler exits with that cannot write any more, nor say so in its files.
+EXIT_DISK_FULL = 4
 
 _WORD_BYTES = 8
 
@@ -80,9 +84,8 @@ def read(folder: Path) -> list[SamplerFiles]:
     """What the samplers of a run wrote, GPU by GPU. A line that cannot be read is passed over."""
     found = []
     for path in folder.glob("pm-*.jsonl"):
-        device = path.stem.removeprefix("pm-")
-        if device.isdigit():
-            found.append(_read_one(folder, path, int(device)))
+        if (number := re.fullmatch(r"pm-(\d{1,6})", path.stem, re.ASCII)) and path.is_file():
+            found.append(_read_one(folder, path, int(number[1])))
     return sorted(found, key=lambda files: files.device)
 
 
@@ -91,7 +94,7 @@ def _read_one(folder: Path, path: Path, device: int) -> SamplerFiles:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             _apply(files, folder, json.loads(line))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
             continue
     return files
 

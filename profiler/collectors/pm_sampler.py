@@ -11,10 +11,10 @@ that decoding keeps up with there are no gaps.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import queue
-import select
 import sys
 import threading
 import time
@@ -56,6 +56,10 @@ _POLL_SECONDS = 0.01
 _TELLING_SAMPLES = 50  # a decoding of fewer does not tell how long it takes for one
 _NICE = 5
 
+#: How long after it was asked to end a process is given up that nobody else may be there to kill.
+STUCK_SECONDS = 30.0
+EXIT_STUCK = 3
+
 
 @dataclass(frozen=True)
 class Order:
@@ -69,16 +73,27 @@ class Order:
 
 
 class Stop:
-    """Whether to end: when standard input has. ``wait`` waits for that, at most so long."""
+    """Whether to end: when standard input has. A process that is stuck in the driver then ends all the same, later."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self._ended = threading.Event()
+        threading.Thread(target=self._watch, name="spikeprof-pm-stop", daemon=True).start()
+
+    def _watch(self) -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        self._ended.set()
+        time.sleep(STUCK_SECONDS)
+        os._exit(EXIT_STUCK)
+
+    @property
+    def asked(self) -> bool:
+        """Whether to end now."""
+        return self._ended.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Whether to end now."""
-        if not self.asked and select.select([sys.stdin], [], [], seconds)[0]:
-            self.asked = not os.read(sys.stdin.fileno(), 4096)
-        return self.asked
+        """Wait until it is asked, at most so long; whether it is."""
+        return self._ended.wait(seconds)
 
 
 class Journal:
@@ -89,8 +104,8 @@ class Journal:
         self._lock = threading.Lock()
 
     def write(self, ev: str, **fields: Any) -> None:
-        """One event, at once."""
-        with self._lock:
+        """One event, at once; where the disk is full, with the next one that can be written."""
+        with self._lock, suppress(OSError):
             self._file.write(json.dumps({"ev": ev, "t": time.time_ns(), **fields}) + "\n")
             self._file.flush()
 
@@ -206,13 +221,17 @@ class Device:
             raise PmUnavailable("this GPU delivers none of the metrics that were asked for")
 
     def _possible(self, metrics: list[CounterMetric], sampler: PmSampler) -> list[CounterMetric]:
-        """The metrics that one pass can take. Raises PmUnavailable for a name that the chip does not know."""
+        """The metrics that the chip knows and that one pass can take."""
         kept = []
         for metric in metrics:
-            if sampler.passes(list(metric.sources)) == 1:
-                kept.append(metric)
+            try:
+                reason = "" if sampler.passes(list(metric.sources)) == 1 else "needs more than one pass"
+            except PmUnavailable as error:
+                reason = str(error)
+            if reason:
+                self._journal.write("missing", metric=metric.name, reason=reason)
             else:
-                self._journal.write("missing", metric=metric.name, reason="needs more than one pass")
+                kept.append(metric)
         return kept
 
     def _working(self, metrics: list[CounterMetric], sampler: PmSampler | None) -> list[CounterMetric]:
@@ -280,7 +299,7 @@ class Device:
             writer = Writer(sampler, metrics, self._order.interval_ns, out)
             writer.start()
             try:
-                while time.monotonic() < until and not self._stop.asked and not self._spent_with(writer):
+                while time.monotonic() < until and not self._stop.asked and not self._is_done(writer):
                     if not self._stretch(sampler, writer, until):
                         break
             finally:
@@ -289,14 +308,15 @@ class Device:
         if writer.error is not None:
             raise writer.error
 
-    def _spent_with(self, writer: Writer) -> bool:
-        return self._samples_count + writer.samples_count >= self._order.max_samples > 0
+    def _is_done(self, writer: Writer) -> bool:
+        """Whether no more samples are wanted, or can be written."""
+        return writer.error is not None or self._samples_count + writer.samples_count >= self._order.max_samples > 0
 
     def _stretch(self, sampler: PmSampler, writer: Writer, until: float) -> bool:
         """Sample until too much waits for decoding, and decode it. False: set up anew, samples ran over."""
         sampler.start()
         began, decoded, got = time.monotonic(), 0, Decoded(0)
-        while not got.overflow and time.monotonic() < until and not self._spent_with(writer) and writer.error is None:
+        while not got.overflow and time.monotonic() < until and not self._is_done(writer):
             waiting = (time.monotonic() - began) * NS_PER_S / self._order.interval_ns - decoded
             if waiting >= self._pause_at:
                 break
@@ -348,9 +368,10 @@ def main(text: str) -> int:
         _say("refused")
         return 1
     except Exception as error:
-        journal.write("problem", text=f"{type(error).__name__}: {error}")
+        full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        journal.write("problem", text="the disk is full" if full else f"{type(error).__name__}: {error}")
         _say("refused")
-        return 1
+        return pm_files.EXIT_DISK_FULL if full else 1
     journal.write("end")
     return 0
 

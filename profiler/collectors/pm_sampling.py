@@ -30,6 +30,8 @@ from spikeprof.profiler.units import NS_PER_S
 _SAMPLER = "spikeprof.profiler.collectors.pm_sampler"
 _READY_SECONDS = 20.0
 _END_SECONDS = 20.0
+_UNREADY_END_SECONDS = 1.0
+_KILLED_SECONDS = 5.0
 
 
 def visible_gpus(nvml: Any = None) -> tuple[int, ...]:
@@ -69,6 +71,7 @@ class PmSamplingCollector:
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._problems: list[str] = []
         self._started = False
+        self._began_unix_ns = 0  # when the program could begin
 
     def start(self, t0_unix_ns: int) -> None:
         """Start the samplers and wait for them, so that the program's first kernels are sampled. Never raises."""
@@ -81,9 +84,9 @@ class PmSamplingCollector:
                 self._problems.append(f"GPU {device}: the sampler could not be started: {error.strerror}")
         limit = time.monotonic() + _READY_SECONDS
         for device, child in self._children.items():
-            assert child.stdout is not None
-            if not select.select([child.stdout], [], [], max(limit - time.monotonic(), 0))[0]:
+            if not _has_spoken(child, limit - time.monotonic()):
                 self._problems.append(f"GPU {device}: the sampler was not ready after {_READY_SECONDS:g} s")
+        self._began_unix_ns = time.time_ns()
 
     def _spawned(self, device: int) -> subprocess.Popen[bytes]:
         order = {
@@ -96,10 +99,11 @@ class PmSamplingCollector:
         # NVML counts the GPUs of the machine in the order of their PCI addresses: so shall CUDA.
         environment = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
         environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        errors = os.open(self._folder / f"pm-{device}.err", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+        errors = os.open(self._errors_path(device), os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
         try:
             return subprocess.Popen(
-                [sys.executable, "-m", _SAMPLER, json.dumps(order)],
+                # -P: the folder that the program is started in is no place to import from.
+                [sys.executable, "-P", "-m", _SAMPLER, json.dumps(order)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -114,29 +118,67 @@ class PmSamplingCollector:
         if not self._started:
             return CollectorNote("off", "not started"), {}
         self._started = False
+        span = (self._began_unix_ns, time.time_ns()) if self._began_unix_ns else None
         for child in self._children.values():
             assert child.stdin is not None
             with suppress(OSError):
                 child.stdin.close()
         limit = time.monotonic() + _END_SECONDS
-        for device, child in self._children.items():
-            try:
-                code = child.wait(max(limit - time.monotonic(), 0))
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-                self._problems.append(f"GPU {device}: the sampler did not end and was killed; its samples are kept")
-                continue
-            finally:
-                assert child.stdout is not None
-                child.stdout.close()
-            if code < 0:
+        codes = {device: self._ended(device, child, limit) for device, child in self._children.items()}
+        samplers = pm_files.read(self._folder)
+        told = {files.device for files in samplers if files.finished or files.refused or files.problems}
+        for device, code in codes.items():
+            if code is not None and code < 0:
                 self._problems.append(f"GPU {device}: the sampler crashed ({_signal(-code)})")
-        return note_of(pm_files.read(self._folder), self._problems), {}
+            elif code is not None and device not in told:
+                self._problems.append(f"GPU {device}: the sampler ended by itself ({self._last_words(device, code)})")
+        return note_of(samplers, self._problems, span), {}
+
+    def _ended(self, device: int, child: subprocess.Popen[bytes], limit: float) -> int | None:
+        """The exit code of a sampler that was told to end; None for one that had to be killed."""
+        # One that is not ready yet has no samples to lose.
+        is_ready = _has_spoken(child, 0)
+        assert child.stdout is not None
+        child.stdout.close()
+        try:
+            return child.wait(max(limit - time.monotonic(), 0) if is_ready else _UNREADY_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+        kept = "; its samples are kept" if is_ready else ""
+        self._problems.append(f"GPU {device}: the sampler did not end and was killed{kept}")
+        with suppress(subprocess.TimeoutExpired):  # stuck in the driver: left behind
+            child.wait(_KILLED_SECONDS)
+        return None
+
+    def _last_words(self, device: int, code: int) -> str:
+        """Why a sampler ended that could not write it down: what it printed last."""
+        if code == pm_files.EXIT_DISK_FULL:
+            return "the disk is full"
+        with suppress(OSError):
+            lines = self._errors_path(device).read_text(encoding="utf-8", errors="replace").splitlines()
+            if lines:
+                return lines[-1].strip()
+        return f"exit code {code}, no reason given"
+
+    def _errors_path(self, device: int) -> Path:
+        return self._folder / f"pm-{device}.err"
 
 
-def note_of(samplers: Sequence[pm_files.SamplerFiles], problems: Sequence[str] = ()) -> CollectorNote:
-    """What became of sampling: refused where no GPU was sampled, degraded where anything that was asked for lacks."""
+def _has_spoken(child: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Whether a sampler says within so many seconds that it is ready or refuses, or ends."""
+    assert child.stdout is not None
+    poll = select.poll()
+    poll.register(child.stdout, select.POLLIN)
+    return bool(poll.poll(max(seconds, 0) * 1000))
+
+
+def note_of(
+    samplers: Sequence[pm_files.SamplerFiles], problems: Sequence[str] = (), span: tuple[int, int] | None = None
+) -> CollectorNote:
+    """What became of sampling: refused where no GPU was sampled, degraded where anything that was asked for lacks.
+
+    ``span`` is when there was something to sample, in Unix ns; unless given, it is that of the samples themselves.
+    """
     reasons = list(problems)
     remarks = []
     samples_count = 0
@@ -151,7 +193,7 @@ def note_of(samplers: Sequence[pm_files.SamplerFiles], problems: Sequence[str] =
         counts = [len(sampled.rows) for sampled in files.sets]
         samples_count += sum(counts)
         if sum(counts):
-            remarks.append(gpu + _coverage(files))
+            remarks.append(gpu + _coverage(files, span))
     state = "refused" if not samples_count else "degraded" if reasons else "ok"
     if not samples_count and not reasons:
         reasons.append("no samples came")
@@ -165,16 +207,18 @@ def _by_reason(missing: Mapping[str, str]) -> dict[str, list[str]]:
     return found
 
 
-def _coverage(files: pm_files.SamplerFiles) -> str:
+def _coverage(files: pm_files.SamplerFiles, span: tuple[int, int] | None) -> str:
     """How much of the time each list of metrics was sampled."""
+    sampled = [(one, one.times()) for one in files.sets if len(one.rows)]
+    begin = min(int(times[0, 0]) for _, times in sampled)
+    end = max(int(times[-1, 1]) for _, times in sampled)
+    if span:
+        begin, end = min(begin, span[0]), max(end, span[1])
     parts = []
-    for sampled in files.sets:
-        times = sampled.times()
-        if len(times):
-            covered = int((times[:, 1] - times[:, 0]).sum())
-            share = covered / max(int(times[-1, 1] - times[0, 0]), 1)
-            names = "all metrics" if len(files.sets) == 1 else ", ".join(sampled.metrics)
-            parts.append(f"{names} sampled {np.round(share * 100):.0f} % of the time")
+    for one, times in sampled:
+        share = int((times[:, 1] - times[:, 0]).sum()) / max(end - begin, 1)
+        names = "all metrics" if len(files.sets) == 1 else ", ".join(one.metrics)
+        parts.append(f"{names} sampled {np.round(share * 100):.0f} % of the time")
     every = files.sets[0].interval_ns
     return f"{'; '.join(parts)}, every {every / 1000:g} µs" if every < NS_PER_S else "; ".join(parts)
 

@@ -5,7 +5,7 @@
  * the image; a metric of a unit that the GPU lacks leaves every sample incomplete, and so does a second configuration of one sampling object; a hardware
  * buffer that ran over stays so until the object is made anew.
  *
- * FAKE_PM_FAIL=privileges|busy|crash; FAKE_PM_LACKS=unit; FAKE_PM_APART=metric: one pass cannot take it with others;
+ * FAKE_PM_FAIL=privileges|busy|crash|hang; FAKE_PM_LACKS=unit; FAKE_PM_APART=metric: one pass cannot take it with others;
  * FAKE_PM_DECODE_US=microseconds that decoding one sample takes; FAKE_PM_ROOM=samples that the hardware buffer holds.
  */
 #define _GNU_SOURCE
@@ -86,6 +86,8 @@ int cuptiPmSamplingEnable(void *params)
         return HARDWARE_BUSY;
     if (wish("FAKE_PM_FAIL", "crash"))
         abort();
+    while (wish("FAKE_PM_FAIL", "hang"))
+        pause();
     AT(void *, 24) = calloc(1, sizeof(Object));
     return OK;
 }

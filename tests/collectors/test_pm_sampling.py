@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from spikeprof.profiler.collectors import pm_files
-from spikeprof.profiler.collectors.pm_sampler import Order, computed, packed, resolved, sources
+from spikeprof.profiler.collectors import pm_files, pm_sampling
+from spikeprof.profiler.collectors.pm_sampler import EXIT_STUCK, Order, computed, packed, resolved, sources
 from spikeprof.profiler.collectors.pm_sampling import PmSamplingCollector
 from spikeprof.profiler.counter_metrics import METRICS, SETS, metrics_of
 from spikeprof.profiler.errors import UsageError
@@ -33,6 +41,10 @@ def sampled(
     note, tables = collector.stop()
     assert tables == {}
     return note, pm_files.read(folder)
+
+
+def told_shares(note: CollectorNote) -> list[float]:
+    return [int(percent) / 100 for percent in re.findall(r"sampled (\d+) % of the time", note.reason)]
 
 
 def test_rows_carry_our_metrics_on_the_unix_clock(pm_gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -68,7 +80,8 @@ def test_it_stands_still_where_decoding_does_not_keep_up(pm_gpu: pytest.MonkeyPa
     assert times[-1, 1] - times[0, 0] > 1_200_000_000
     covered = (times[:, 1] - times[:, 0]).sum() / (times[-1, 1] - times[0, 0])
     assert 0.1 < covered < 0.6
-    assert f"{covered * 100:.0f} % of the time" in note.reason
+    # Told for the time until it was stopped: up to one more gap.
+    assert told_shares(note) == [pytest.approx(covered, abs=0.06)]
     assert files.paused_ns > 300_000_000
     assert files.overflows_count == 0
 
@@ -111,6 +124,10 @@ def test_what_one_pass_cannot_take_takes_turns(pm_gpu: pytest.MonkeyPatch, tmp_p
     assert len(second) > 100
     assert second[0, 0] > first[:, 1].max()
     assert note.state == "ok"
+    # Of the same time, of which the first one's turn took 3 s.
+    shares = told_shares(note)
+    assert shares[0] > 0.5 > shares[1] > 0
+    assert sum(shares) <= 1
 
 
 def test_the_budget_ends_sampling_and_says_so(pm_gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -145,6 +162,13 @@ def test_no_such_gpu_beside_one_that_is_there(pm_gpu: pytest.MonkeyPatch, tmp_pa
     assert note.records_count > 0
 
 
+def test_a_metric_that_the_chip_does_not_know_costs_no_other(pm_gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    note, (files,) = sampled(tmp_path, ("dram_read_bytes", "shared_conflicts_count"))
+    assert [s.metrics for s in files.sets] == [("dram_read_bytes",)]
+    assert note.state == "degraded"
+    assert "no shared_conflicts_count (GH100 has no metric 'l1tex__data_bank_conflicts" in note.reason
+
+
 def test_an_unknown_metric_of_cuptis_is_named_with_its_neighbours(pm_gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
     note, _ = sampled(tmp_path, ("dram__bytes_reed.sum",), seconds=0)
     assert note.state == "refused"
@@ -173,6 +197,87 @@ def test_the_samplers_end_with_the_session(pm_gpu: pytest.MonkeyPatch, tmp_path:
     os.close(child.stdin.fileno())
     assert child.wait(10) == 0
     assert pm_files.read(tmp_path)[0].finished
+
+
+def test_a_sampler_that_is_killed_did_not_sample_the_rest(pm_gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    collector = PmSamplingCollector((0,), SETS["memory"], 100_000, tmp_path, 0)
+    collector.start(0)
+    time.sleep(0.3)
+    collector._children[0].kill()
+    time.sleep(0.9)
+    note, _ = collector.stop()
+    assert note.state == "degraded"
+    assert "the sampler crashed (SIGKILL)" in note.reason
+    (share,) = told_shares(note)
+    assert 0 < share < 0.5
+
+
+def test_a_sampler_that_does_not_get_ready_is_not_waited_for(pm_gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pm_gpu.setenv("FAKE_PM_FAIL", "hang")
+    pm_gpu.setattr(pm_sampling, "_READY_SECONDS", 0.5)
+    began = time.monotonic()
+    note, _ = sampled(tmp_path, seconds=0)
+    assert time.monotonic() - began < 5
+    assert note.state == "refused"
+    assert note.reason == "GPU 0: the sampler was not ready after 0.5 s; GPU 0: the sampler did not end and was killed"
+
+
+def test_a_sampler_that_is_stuck_outlives_its_session_for_a_while_only(
+    pm_gpu: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pm_gpu.setenv("FAKE_PM_FAIL", "hang")
+    order = {"device": 0, "metrics": ["dram_read_bytes"], "interval_ns": 10_000, "folder": str(tmp_path)}
+    program = (
+        "from spikeprof.profiler.collectors import pm_sampler\n"
+        f"pm_sampler.STUCK_SECONDS = 0.2\npm_sampler.main({json.dumps(json.dumps({**order, 'max_samples': 0}))})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], stdin=subprocess.DEVNULL, timeout=30, check=False)
+    assert done.returncode == EXIT_STUCK
+
+
+def test_what_lies_in_the_working_folder_is_not_imported(pm_gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "queue.py").write_text("raise RuntimeError('the program has a queue of its own')")
+    pm_gpu.chdir(tmp_path)
+    (tmp_path / "spool").mkdir()
+    note, _ = sampled(tmp_path / "spool", seconds=0.2)
+    assert note.state == "ok", note.reason
+
+
+def test_a_sampler_that_fails_before_it_can_write_is_quoted(pm_gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "pm-0.jsonl").mkdir()
+    note, _ = sampled(tmp_path, seconds=0.2)
+    assert note.state == "refused"
+    assert "the sampler ended by itself (IsADirectoryError" in note.reason
+
+
+@pytest.mark.parametrize("also_events", [False, True])
+def test_a_full_disk(pm_gpu: pytest.MonkeyPatch, tmp_path: Path, also_events: bool) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full, which is a full disk")
+    (tmp_path / "pm-0-0.bin").symlink_to("/dev/full")
+    if also_events:
+        (tmp_path / "pm-0.jsonl").symlink_to("/dev/full")
+    note, _ = sampled(tmp_path, seconds=0.3)
+    assert note.state == "refused"
+    assert "the disk is full" in note.reason
+    # It ended at once, and did not sample on for nothing.
+    events = "" if also_events else (tmp_path / "pm-0.jsonl").read_text()
+    assert events.count("paused") < 5
+
+
+def test_file_descriptors_beyond_a_thousand(pm_gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= limits[1] < 2048:
+        pytest.skip(f"at most {limits[1]} files can be open here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, limits[1]))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        note, _ = sampled(tmp_path, seconds=0.2)
+    finally:
+        for number in files:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert note.state == "ok", note.reason
 
 
 def test_off_when_never_started(tmp_path: Path) -> None:
@@ -242,6 +347,24 @@ def test_damaged_events_are_passed_over(tmp_path: Path) -> None:
     (files,) = pm_files.read(tmp_path)
     assert [s.metrics for s in files.sets] == [("a",)]
     assert (files.overflows_count, files.finished) == (1, False)
+
+
+@given(st.binary(max_size=300))
+@example(b'{"ev": "paused", "ns": Infinity}')
+@example(b"[" * 100_000)
+def test_foreign_bytes_among_the_events_cost_no_other(foreign: bytes) -> None:
+    good = b'{"ev": "set", "number": 0, "metrics": ["a"], "interval_ns": 5}'
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "pm-0.jsonl").write_bytes(good + b"\n" + foreign + b"\n" + good)
+        (files,) = pm_files.read(Path(folder))
+        assert [files.sets[0].metrics, files.sets[-1].metrics] == [("a",), ("a",)]
+
+
+def test_files_of_no_gpu_are_passed_over(tmp_path: Path) -> None:
+    for name in ("pm-x.jsonl", "pm-².jsonl", "pm-99999999999999999999.jsonl"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "pm-1.jsonl").mkdir()
+    assert pm_files.read(tmp_path) == []
 
 
 def test_an_order_is_what_the_session_writes() -> None:
