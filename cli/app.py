@@ -90,6 +90,8 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader (head, less) went away
         _abandon_stdout()
         code = EXIT_BROKEN_PIPE
+    except SystemExit:  # rich's answer to the same
+        code = EXIT_BROKEN_PIPE
     except OSError as error:
         if error.errno == errno.ENOSPC:
             _abandon_stdout()

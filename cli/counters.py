@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,6 +47,7 @@ def counters(
         raise UsageError(
             f"--seconds {seconds:g} and --counters-interval-us {interval_us:g} must be above 0, and finite"
         )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` ends it as Ctrl-C does, and nothing is left
     chosen = tuple(dict.fromkeys(device)) if device else visible_gpus()
     with _bar(seconds) as tick:
         watched = watch(chosen, metrics_of(metrics), seconds, round(interval_us * 1000), output, tick)

@@ -147,15 +147,19 @@ def _record_into(folder: Path, command: Sequence[str], options: RunOptions, prog
     control = ControlServer(spool)
     collectors = collecting.collectors_for(options, spool)
     control.start()
-    for collector in collectors:
-        collector.start(session.t0_unix_ns)
-    began = time.monotonic()
     try:
+        for collector in collectors:
+            collector.start(session.t0_unix_ns)
+        began = time.monotonic()
         code = launch.run(command, launch.environment(spool.resolve(), control.path, options.for_target()))
-    finally:
-        seconds = time.monotonic() - began
-        running = control.stop()
-        collected = collecting.stop_all(collectors)
+    except BaseException:  # the program was not started
+        control.stop(patience_s=0)
+        collecting.stop_all(collectors)
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    seconds = time.monotonic() - began
+    running = control.stop()
+    collected = collecting.stop_all(collectors)
     try:
         return _finish(folder, session, progress, exit_code=code, running=running, collected=collected, seconds=seconds)
     except Exception as error:  # whatever it is: the program has run, and its exit code must not be lost
@@ -257,5 +261,5 @@ def _remove_if_empty(folder: Path) -> None:
     spool = folder / SPOOL_FOLDER
     if spool.is_dir() and not any(spool.iterdir()):
         spool.rmdir()
-    if {path.name for path in folder.iterdir()} <= {SESSION_FILE}:
+    if folder.is_dir() and {path.name for path in folder.iterdir()} <= {SESSION_FILE}:
         shutil.rmtree(folder, ignore_errors=True)

@@ -97,10 +97,11 @@ def test_an_interrupt_ends_with_130() -> None:
     assert run.stderr.split() == ["spikeprof:", "interrupted"]
 
 
-def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [["--json"], []])
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path, options: list[str]) -> None:
     trace = launch_bound(tmp_path / "trace")
     with subprocess.Popen(
-        [SPIKEPROF, "analyze", trace, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [SPIKEPROF, "analyze", trace, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as run:
         assert run.stdout is not None
         assert run.stderr is not None

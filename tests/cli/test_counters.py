@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import tempfile
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
-from cli.command import spikeprof
+from cli.command import SPIKEPROF, spikeprof
 
-from spikeprof.profiler import counter_metrics, probes
+from spikeprof.profiler import counter_metrics, probes, watch
+from spikeprof.profiler.collectors.pm_files import SampledSet
 from spikeprof.profiler.counter_metrics import SETS
+from spikeprof.profiler.errors import OutputError
 from spikeprof.profiler.importers import open_trace
+
+
+def _started(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [SPIKEPROF, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def test_readings_of_what_runs(pm_gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -58,6 +71,60 @@ def test_refusals_leave_nothing_behind(
     assert done.returncode == code
     assert text in done.stderr
     assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ended_early_it_tells_what_it_has(pm_gpu: pytest.MonkeyPatch, tmp_path: Path, number: int) -> None:
+    with _started("counters", "--seconds", "60", "-o", str(tmp_path / "t")) as child:
+        time.sleep(3)
+        child.send_signal(number)
+        told, errors = child.communicate(timeout=30)
+    assert (child.returncode, errors) == (0, "")
+    assert "DRAM read" in told
+    assert open_trace(tmp_path / "t").table("counter_samples").num_rows
+
+
+@pytest.mark.parametrize("verb", ["counters", "run"])
+def test_interrupted_before_sampling_began_it_leaves_nothing(
+    pm_gpu: pytest.MonkeyPatch, tmp_path: Path, verb: str
+) -> None:
+    pm_gpu.setenv("FAKE_PM_FAIL", "hang")
+    pm_gpu.setenv("TMPDIR", str(tmp_path))
+    rest = ["--counters", "--", "sh", "-c", "touch ran"] if verb == "run" else []
+    with _started(verb, "-o", str(tmp_path / "t"), *rest) as child:
+        deadline = time.monotonic() + 30
+        while not list(tmp_path.rglob("pm-0.jsonl")):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        child.send_signal(signal.SIGINT)
+        _, errors = child.communicate(timeout=15)
+    assert (child.returncode, errors) == (130, "spikeprof: interrupted\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_command_that_is_not_there_leaves_nothing(pm_gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    done = spikeprof("run", "-o", str(tmp_path / "t"), "--counters", "--", "no-such-command")
+    assert done.returncode == 127
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_readings_leave_out_what_is_no_number(tmp_path: Path) -> None:
+    """Four samples of 10 µs and 100 bytes; of one metric a sample is NaN, of one all are, and one ends as it begins."""
+    rows = np.array([[0, 0, 100, 5, np.nan]] * 5)
+    rows.view(np.int64)[:, 0] = np.array([0, 1, 2, 3, 4]) * 10_000
+    rows.view(np.int64)[:, 1] = np.array([1, 2, 3, 4, 4]) * 10_000
+    rows[1, 3] = np.nan
+    rows.tofile(tmp_path / "pm-0-0.bin")
+    names = ("dram_read_bytes", "l2_sectors_count", "instructions_count")
+    read, sectors = watch._readings(SampledSet(0, names, 10_000, tmp_path / "pm-0-0.bin"))
+    assert (read.metric, read.total, read.sampled_ns, read.mean) == ("dram_read_bytes", 400, 40_000, 1e7)
+    assert (sectors.metric, sectors.total, sectors.sampled_ns) == ("l2_sectors_count", 15, 30_000)
+
+
+def test_without_a_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/no/such/folder")
+    with pytest.raises(OutputError, match="set TMPDIR"):
+        watch.watch((0,), SETS["memory"], 1, 10_000)
 
 
 def test_run_takes_the_memory_set_where_no_set_is_named(pm_gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
