@@ -103,7 +103,7 @@ class Result:
 
     analyzer: str
     status: Status
-    reason: str = ""  # not_measured / not_applicable / error: why
+    reason: str = ""  # not_measured / not_applicable / error: why; else what limits the answer
     collect_with: str = ""  # not_measured: the flag or command that would measure it
     metrics: tuple[Metric, ...] = ()
     findings: tuple[Finding, ...] = ()

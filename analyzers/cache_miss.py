@@ -173,7 +173,10 @@ class CacheMiss:
     def analyze(self, trace: Trace) -> Result:
         """Answer the question. ``not_applicable`` when no kernel ran while counters were sampled."""
         classes, limits = kernel_classes(trace), peaks(trace)
-        if not classes.names:
+        if not classes.names and "kernels" not in trace:
+            why = "kernels were not recorded, so that counts have no kernel to belong to"
+            return Result(self.info.id, "not_measured", reason=why, collect_with="spikeprof run --counters -- CMD")
+        if not classes.counted.launches.any():
             return Result(self.info.id, "not_applicable", reason="no kernel ran while counters were sampled")
         use = memory_use(classes.counted, limits, self.max_l2_per_asked_ratio)
         found = balances(trace)
@@ -201,6 +204,7 @@ class CacheMiss:
         return Result(
             self.info.id,
             "findings" if findings else "ok",
+            reason="counts per launch are means over the whole recording" if trace.is_part else "",
             collect_with="spikeprof run --counters=SET -- CMD",
             metrics=summary(trace, classes, use, found, limits),
             findings=findings,

@@ -102,7 +102,7 @@ class Topology:
         id="topology",
         question="How are the GPUs joined, and does this machine suit the parallelism?",
         needs=("topology",),
-        wants=("counter_samples", "samples", "kernel_classes", "counters"),
+        wants=("counter_samples", "samples", "kernels", "kernel_classes", "counters"),
         rules=(
             Rule("slow-link", "Copies over a link are far slower than its rate", "warning"),
             Rule("no-peer-access", "Some GPUs cannot reach each other's memory", "warning"),

@@ -72,12 +72,13 @@ class Trace:
     """One recording. Tables conform to ``schema.TABLES``; an absent table was not collected.
 
     Tables may be given as zero-argument loaders, so that opening a large trace reads only what is
-    asked for. ``damaged`` maps a table that could not be read to the reason.
+    asked for. ``damaged`` maps a table that could not be read to the reason. ``is_part``: cut out of a recording.
     """
 
     manifest: Manifest
     tables: Mapping[str, pa.Table | Callable[[], pa.Table]]
     damaged: Mapping[str, str] = field(default_factory=dict)
+    is_part: bool = False
 
     @cached_property
     def _loaded(self) -> dict[str, pa.Table]:
@@ -134,7 +135,8 @@ class Trace:
         """The rows that begin in ``[start_ns, end_ns)``, and the recording windows cut to it.
 
         Tables without a time (devices, processes, graph nodes) stay whole: they say what things are. So do the
-        runtime calls: what runs here may have been launched before.
+        runtime calls: what runs here may have been launched before. Counters per launch stay what they are over the
+        whole recording; where its counts went is no more known.
         """
         kept: dict[str, pa.Table | Callable[[], pa.Table]] = {}
         for name in self.tables:
@@ -145,7 +147,8 @@ class Trace:
         # A trace that says nothing of windows was recorded throughout: now only here.
         if "windows" not in self.tables:
             kept["windows"] = partial(_one_window, self, start_ns, end_ns)
-        return replace(self, tables=MappingProxyType(kept))
+        kept.pop("counter_balance", None)
+        return replace(self, tables=MappingProxyType(kept), is_part=True)
 
 
 def _fault(table: pa.Table, name: str) -> str:

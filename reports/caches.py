@@ -8,6 +8,7 @@ from typing import Any
 from spikeprof.analyzers.base import Result
 from spikeprof.reports import format as fmt
 from spikeprof.reports.class_names import shapes
+from spikeprof.reports.kernel_names import printable
 from spikeprof.reports.model import PlainTable, rows
 
 _MATCHES = {"exact": "exact", "class": "by class", "none": "not measured"}
@@ -34,7 +35,8 @@ def summary(result: Result) -> str:
     rate = f", {fmt.share(share)} of its peak while kernels ran" if share is not None else ""
     part = result.metric("sampled_kernel_time_share")
     sampled = f"; sampled in {fmt.share(part)} of that time" if part is not None and part < _ALL_SHARE else ""
-    return f"{fmt.size(read)} read from DRAM, {fmt.size(written)} written{rate}{sampled}"
+    limits = f"; {printable(result.reason)}" if result.reason else ""
+    return f"{fmt.size(read)} read from DRAM, {fmt.size(written)} written{rate}{sampled}{limits}"
 
 
 def tables(result: Result) -> dict[str, PlainTable]:

@@ -43,6 +43,13 @@ def test_a_stretch_holds_what_begins_in_it_and_its_windows_are_cut() -> None:
     ]
 
 
+def test_a_stretch_does_not_know_where_the_counts_of_all_went() -> None:
+    trace = tiny.trace(counter_balance=[{"device": 0}], counters=[{"class_id": 0}])
+    part = trace.narrowed(0, 100)
+    assert (trace.is_part, part.is_part, part.sound().restricted(["counters"]).is_part) == (False, True, True)
+    assert ("counter_balance" in part, "counters" in part) == (False, True)
+
+
 def test_a_stretch_of_an_imported_trace_is_what_was_recorded() -> None:
     trace = tiny.trace(kernels=[{"start_ns": 0, "end_ns": 10}], processes=[{"rank": 0}, {"rank": 3}]).narrowed(5, 50)
     rows = trace.table("windows").to_pylist()

@@ -63,8 +63,9 @@ def _which(classes: Classes, rows: Ints) -> Columns:
 
 
 def longest(classes: Classes, most: int) -> Ints:
-    """The classes that took most time, the longest first."""
-    return np.argsort(-classes.counted.total_ns, kind="stable")[:most].astype(np.int64)
+    """The classes that took most time, the longest first; without those that were not launched."""
+    order = np.argsort(-classes.counted.total_ns, kind="stable").astype(np.int64)
+    return order[classes.counted.launches[order] > 0][:most]
 
 
 def _estimates(counted: Counted, use: MemoryUse) -> Iterator[tuple[str, Estimate]]:
@@ -262,17 +263,18 @@ def _bandwidth(counted: Counted, found: list[Balance], limits: Mapping[int, Peak
         return
     time_ns = {b.device: b.time_ns.get("kernels", 0) for b in found if b.metric == "dram_read_bytes"}
     if not time_ns:
+        known = np.isfinite(counted.per_launch("dram_read_bytes").value)
         devices = np.unique(counted.device).tolist()
-        time_ns = {device: int(counted.total_ns[counted.device == device].sum()) for device in devices}
+        time_ns = {device: int(counted.total_ns[known & (counted.device == device)].sum()) for device in devices}
     seconds = sum(time_ns.values()) / NS_PER_S
     if not seconds:
         yield Metric("dram_bytes_per_s", None, "no time of kernels was sampled")
         return
     yield Metric("dram_bytes_per_s", (moved[0] + moved[1]) / seconds)
     could = sum(ns / NS_PER_S * limits[d].dram_bytes_per_s if d in limits else np.nan for d, ns in time_ns.items())
-    known = bool(np.isfinite(could)) and could > 0
-    why = "" if known else "the peak bandwidth of the GPU is not known"
-    yield Metric("dram_peak_share", float((moved[0] + moved[1]) / could) if known else None, why)
+    has_peak = bool(np.isfinite(could)) and could > 0
+    why = "" if has_peak else "the peak bandwidth of the GPU is not known"
+    yield Metric("dram_peak_share", float((moved[0] + moved[1]) / could) if has_peak else None, why)
 
 
 def _outside(found: list[Balance]) -> Iterator[Metric]:

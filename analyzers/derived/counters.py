@@ -7,7 +7,7 @@ none, the mean of its launches that have values of their own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -109,14 +109,30 @@ class Classes:
 
 
 def kernel_classes(trace: Trace) -> Classes:
-    """All classes. Needs ``kernel_classes`` and ``counters``."""
+    """All classes. Needs ``kernel_classes`` and ``counters``.
+
+    Of a part of a recording, the launches are those in it (needs ``kernels``), and what each counts is the mean over
+    the whole recording.
+    """
     launches, total_ns = (ints(trace.column("kernel_classes", c)) for c in ("launches_count", "total_ns"))
     device = ints(trace.column("kernel_classes", "device"))
     codes, labels = trace.codes("kernel_classes", "name")
     match, counts = _of_classes(trace, len(launches))
     shape = {name: ints(trace.column("kernel_classes", name)) for name in SHAPE}
     counted = Counted(ints(np.arange(len(launches))), device, launches, total_ns, match, counts)
-    return Classes([labels[code] for code in codes], shape, counted)
+    classes = Classes([labels[code] for code in codes], shape, counted)
+    return _of_part(trace, classes) if trace.is_part and "kernels" in trace else classes
+
+
+def _of_part(trace: Trace, classes: Classes) -> Classes:
+    """The classes with the launches of a part of the recording."""
+    of_kernel = _class_of_kernels(trace, classes)
+    known = of_kernel >= 0
+    length = trace.column("kernels", "end_ns") - trace.column("kernels", "start_ns")
+    count = len(classes.names)
+    launches = ints(np.bincount(of_kernel[known], minlength=count))
+    total_ns = ints(np.bincount(of_kernel[known], length[known], minlength=count))
+    return replace(classes, counted=replace(classes.counted, launches=launches, total_ns=total_ns))
 
 
 def _of_classes(trace: Trace, count: int) -> tuple[list[str], dict[str, Estimate]]:
@@ -146,10 +162,9 @@ def _of_classes(trace: Trace, count: int) -> tuple[list[str], dict[str, Estimate
 def single_launches(trace: Trace, metric: str, most: int) -> tuple[Ints, Counted]:
     """(rows of ``kernels``, their counters): the launches with values of their own that count most of a metric."""
     codes, labels = trace.codes("counters", "metric")
-    kernel, class_id = trace.column("counters", "kernel_id"), trace.column("counters", "class_id")
+    kernel, class_id = _kernel_rows(trace), trace.column("counters", "class_id")
     columns = [trace.column("counters", name) for name in BOUNDS]
-    kernels_count = trace.table("kernels").num_rows if "kernels" in trace else 0
-    usable = np.isfinite(columns[0]) & (kernel >= 0) & (kernel < kernels_count)
+    usable = np.isfinite(columns[0]) & (kernel >= 0)
     usable &= (class_id >= 0) & (class_id < trace.table("kernel_classes").num_rows)
     ranked = np.flatnonzero(usable & (codes == (labels.index(metric) if metric in labels else -1)))
     chosen = ranked[np.argsort(-columns[0][ranked], kind="stable")][:most]
@@ -169,6 +184,16 @@ def single_launches(trace: Trace, metric: str, most: int) -> tuple[Ints, Counted
     device = ints(trace.column("kernels", "device")[picked])
     ones = np.ones(len(picked), np.int64)
     return picked, Counted(ints(class_id[chosen]), device, ones, length, ["exact"] * len(picked), counts)
+
+
+def _kernel_rows(trace: Trace) -> Ints:
+    """The row of ``kernels`` that each row of ``counters`` is about, -1 where it is of a class, or not here."""
+    number = trace.column("counters", "kernel_id")
+    known = trace.column("kernels", "kernel_id") if "kernels" in trace else ints([])
+    if not len(known):
+        return np.full(len(number), -1, np.int64)
+    row = np.minimum(np.searchsorted(known, number), len(known) - 1)
+    return ints(np.where(known[row] == number, row, -1))
 
 
 def followers(trace: Trace, classes: Classes, per_launch: Floats) -> Floats:

@@ -415,7 +415,42 @@ def test_counters_over_time() -> None:
 
 
 def test_no_kernel_ran_while_counters_were_sampled() -> None:
-    assert run_one(trace([], []), CacheMiss()).status == "not_applicable"
+    assert run_one(trace([], [], kernels=[]), CacheMiss()).status == "not_applicable"
+
+
+def test_where_kernels_were_not_recorded_nobody_knows_whether_some_ran() -> None:
+    result = run_one(trace([], []), CacheMiss())
+    assert (result.status, result.collect_with) == ("not_measured", "spikeprof run --counters -- CMD")
+
+
+def test_a_part_of_a_recording_has_its_own_launches_and_the_counts_of_all() -> None:
+    """Four launches of 100, 100, 300 and 400 ns, two of them with counts of their own; the part holds the last two."""
+    times = [(0, 100), (1000, 1100), (2000, 2300), (3000, 3400)]
+    names = ["other", "mine", "mine", "mine"]
+    kernels = [{"name": n, "start_ns": a, "end_ns": b} for n, (a, b) in zip(names, times, strict=True)]
+    for kernel in kernels:
+        kernel["grid_x"] = 4
+    classes = [kernel_class("other", 100, grid_x=4), kernel_class("mine", 800, 3, grid_x=4)]
+    rows = [
+        *counters(0, **{READ: 900.0, WRITTEN: 0.0}),
+        *counters(1, match="class", **{READ: 600.0, WRITTEN: 300.0}),
+        *counters(1, kernel_id=1, **{READ: 500.0}),
+        *counters(1, kernel_id=3, **{READ: 700.0}),
+    ]
+    went = [{"metric": READ, "place": "kernels", "value": 2700.0, "time_ns": 900}]
+    whole = trace(classes, rows, kernels=kernels, counter_balance=went)
+    assert asked(whole).tables["launches"]["start_ns"] == [3000, 1000]
+    part = asked(whole.narrowed(1500, 4000))
+    assert "whole recording" in part.reason
+    assert part.tables["classes"]["kernel"] == ["mine"]
+    assert part.tables["classes"]["launches_count"] == [2]
+    assert part.tables["classes"]["total_ns"] == [700]
+    assert (part.tables["launches"]["start_ns"], part.tables["launches"]["duration_ns"]) == ([3000], [400])
+    assert part.metric("dram_read_bytes") == 1200  # of two launches
+    assert part.metric("dram_bytes_per_s") == pytest.approx(1800 / 700e-9)
+    assert part.metric("sampled_kernel_time_share") is None
+    assert part.tables["balance"]["metric"] == []
+    assert run_one(whole.narrowed(3500, 9000), CacheMiss()).status == "not_applicable"
 
 
 def test_sums_of_what_was_sampled_in_part_say_so() -> None:

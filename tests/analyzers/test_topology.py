@@ -333,6 +333,16 @@ def test_bytes_per_launch_of_kernel_classes_against_the_link() -> None:
     assert table["link_share"] == pytest.approx([0.2, 200 / 450, 0.05])
 
 
+def test_a_part_of_a_recording_has_its_own_launches() -> None:
+    kernels = [{"name": "all_reduce", "start_ns": t, "end_ns": t + 100_000} for t in (0, 200_000, 400_000)]
+    classes = [{"name": "all_reduce", "launches_count": 3, "total_ns": 300_000}]
+    counters = [{"kernel_id": -1, "class_id": 0, "metric": "nvlink_sent_bytes", "value": 9e6, "low": 8e6, "high": 1e7}]
+    rows = joined(2) + hosts(2)
+    whole = tiny.trace(topology=rows, kernels=kernels, kernel_classes=classes, counters=counters)
+    table = run_one(whole.narrowed(150_000, 900_000), Topology()).tables["kernel_links"]
+    assert (table["launches_count"], table["mean_ns"], table["launch_bytes"]) == ([2], [100_000], [9e6])
+
+
 # -- the tables that people see ----------------------------------------------------------------------------------------
 
 

@@ -70,6 +70,11 @@ def test_the_terminal_has_a_table_of_kernels() -> None:
     assert all(len(line) <= 80 for line in lines)
 
 
+def test_a_part_of_a_recording_says_what_its_counts_are() -> None:
+    text = caches.summary(run_one(four().narrowed(0, 100), CacheMiss()))
+    assert text.endswith("while kernels ran; counts per launch are means over the whole recording")
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 140])
 def test_hostile_names_fit(width: int) -> None:
     text = screen(answer(four(names=fabricated.HOSTILE[:4])), width)
