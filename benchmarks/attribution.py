@@ -76,7 +76,8 @@ def run(folder: Path) -> dict[str, float]:
     samples = Samples(times[:, 0], times[:, 1], values, METRICS)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     wall, cpu = time.perf_counter(), time.process_time()
-    found = attribute(samples, Work(begin, end, kind, none, none, none, none, none), KINDS)
+    work = Work(begin, end, kind, none, none, none, none, none, np.zeros(len(kind), bool))
+    found = attribute(samples, work, KINDS)
     return {
         "wall_s": time.perf_counter() - wall,
         "cpu_s": time.process_time() - cpu,

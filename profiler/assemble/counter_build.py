@@ -32,7 +32,7 @@ def assemble_counters(
     for name, table in built.tables.items():
         store.write_table(folder, name, table)
     unused = sum(device.set_aside_count for device in built.devices)
-    remarks = [_skew(device) for device in built.devices if len(kernels)]
+    remarks = [_timing(device) for device in built.devices if len(kernels)]
     return dataclasses.replace(
         note,
         reason="; ".join(filter(None, [note.reason, *remarks])),
@@ -46,9 +46,12 @@ def _in_trace_time(one: SampledSet, t0_unix_ns: int) -> tuple[int, Samples]:
     return one.device, Samples(times[:, 0], times[:, 1], one.values(), one.metrics)
 
 
-def _skew(device: DeviceCounters) -> str:
-    """How far the clocks of samples and kernels were found apart."""
-    skew = device.skew
-    if not np.isfinite(skew.sd_ns):
-        return f"GPU {device.device}: the clocks of samples and kernels could not be compared"
-    return f"GPU {device.device}: samples lag kernels by {skew.skew_ns} ns (± {skew.sd_ns:.0f})"
+def _timing(device: DeviceCounters) -> str:
+    """When the counts of kernels were found to come, against the times that CUPTI records."""
+    known = [
+        f"counts of {what} begin {skew.begin_ns:.0f} ns after their recorded start and end {skew.end_ns:.0f} ns before "
+        f"their recorded end (± {skew.sd_ns:.0f})"
+        for what, skew in (("kernels", device.skews.direct), ("kernels in CUDA graphs", device.skews.graph))
+        if np.isfinite(skew.sd_ns)
+    ]
+    return f"GPU {device.device}: {', '.join(known) or 'the times of samples and kernels could not be compared'}"

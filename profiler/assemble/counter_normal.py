@@ -70,7 +70,7 @@ class Normal:
         rows, which = block
         counts, sample = samples.counts(rows), pairs.sample[which] - rows.start
         working = totals(sample, overlap_ns(samples, pieces, pairs, which), len(counts))
-        weight = np.where(working > 0, 1 / np.maximum(working, WORK_SHARE_MIN * samples.length_ns[rows]), 0)
+        weight = np.where(working > 0, 1 / np.maximum(working, WORK_SHARE_MIN * samples.lengths(rows)), 0)
         held = shares(samples, pieces, pairs, which)
         groups = len(self.pieces)
         entries = _joined(sample, pieces.group[pairs.piece[which]], held, groups)

@@ -52,13 +52,17 @@ class Samples:
     @property
     def length_ns(self) -> Ints:
         """How long each sample is."""
-        return self.end_ns - self.start_ns
+        return self.lengths(slice(None))
+
+    def lengths(self, rows: slice | Ints) -> Ints:
+        """How long some samples are."""
+        return self.end_ns[rows] - self.start_ns[rows]
 
     def counts(self, rows: slice | Ints) -> Floats:
         """(rows, metrics): what was counted; of a mean, the mean times the sample's length in ns."""
         counts = np.array(self.values[rows], np.float64)
         means = [not is_additive(metric) for metric in self.metrics]
-        counts[:, means] *= self.length_ns[rows, None]
+        counts[:, means] *= self.lengths(rows)[:, None]
         return counts
 
     def shifted(self, ns: int) -> Samples:

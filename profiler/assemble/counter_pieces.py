@@ -12,7 +12,7 @@ Copies and memsets, and time in which recording was off, are pieces at a steady 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,7 @@ class Work:
     """All work on one GPU, in ns on one clock. Intervals are half open, in any order, and may overlap.
 
     ``kernel_class`` numbers identical launches from 0, ``op_kind`` kinds of copies likewise. In the ``not_traced``
-    spans nothing is known about what ran.
+    spans nothing is known about what ran. ``in_graph`` says of each kernel whether a CUDA graph launched it.
     """
 
     kernel_start_ns: Ints
@@ -47,6 +47,12 @@ class Work:
     op_kind: npt.NDArray[np.integer]
     not_traced_start_ns: Ints
     not_traced_end_ns: Ints
+    in_graph: Bools
+
+    def shifted(self, ns: Ints) -> Work:
+        """The same work with these times added to those of its kernels."""
+        begin, end = self.kernel_start_ns + ns, self.kernel_end_ns + ns
+        return replace(self, kernel_start_ns=begin, kernel_end_ns=end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from spikeprof.profiler.assemble.counter_normal import SOLVED
 from spikeprof.profiler.assemble.counter_overlap import (
     Floats,
     Ints,
     Overlaps,
     Samples,
-    Shares,
     shares,
     totals,
 )
@@ -20,13 +20,16 @@ from spikeprof.profiler.assemble.counter_pieces import KERNELS, MEMORY_OPS, Cut,
 from spikeprof.profiler.assemble.counter_solve import Solution
 
 #: Bounds of a class are this many standard deviations away: 95 % of simulated cases and more lie inside.
-BOUND_SDS = 2.5
+BOUND_SDS = 3.0
 
 #: How well the split of a shared sample is known at best, as a share of either side's count.
 _SPLIT_ERROR = 0.15
 
 #: How well the time is known at which the counts of one launch end and those of the next begin.
 _EDGE_NS = 600
+
+#: What of the counts of work that has a sample for itself may lie in idle samples beside it.
+_ALONE_ERROR = 0.01
 
 #: Work is given this share of what sharing by time gives it, whatever the solution says: all of a sample must
 #: go somewhere.
@@ -81,72 +84,85 @@ def share_out(
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """The pairs of some samples."""
+    """The pairs of some samples that meet."""
 
     sample: npt.NDArray[np.integer]  # counted from the block's first
     group: npt.NDArray[np.integer]
     owner: Ints
-    held: Shares
+    even: Floats  # of each pair: the piece's share in the sample, evenly spread
+    cut: Ints  # pairs whose spread may depart from even
+    cut_group: npt.NDArray[np.integer]
+    shapes: Floats  # (SOLVED - 1, cut): what each departure adds to the share
     holders: _Holders
     mean_ns: Floats  # by group
     length_ns: Ints  # by sample
+    alone: Ints  # pairs whose sample has no other
     idle: npt.NDArray[np.bool_]  # by sample
 
     @classmethod
     def of(cls, samples: Samples, done: Cut, pairs: Overlaps, block: tuple[slice, slice], owners: Owners) -> _Block:
         rows, which = block
         held = shares(samples, done.pieces, pairs, which)
-        piece, sample = pairs.piece[which], pairs.sample[which] - rows.start
+        # Outside of its time a piece is given nothing, though its counts may be shifted there.
         meet = held.even > 0
-        loose = np.flatnonzero(owners.loose[piece] & meet)
+        piece, sample = pairs.piece[which][meet], pairs.sample[which][meet] - rows.start
+        cut = meet[held.cut]
+        at = (np.cumsum(meet) - 1)[held.cut[cut]]
+        group, exact = done.pieces.group[piece], owners.exact[piece]
+        number = np.bincount(sample, minlength=rows.stop - rows.start)
+        loose = np.flatnonzero(owners.loose[piece])
         return cls(
             sample=sample,
-            group=done.pieces.group[piece],
+            group=group,
             owner=owners.owner[piece],
-            held=held,
-            holders=_Holders.of(loose, sample[loose], owners.exact[piece[loose]], len(done.exact)),
+            even=held.even[meet],
+            cut=at,
+            cut_group=group[at],
+            shapes=held.shapes[: SOLVED - 1, cut],
+            holders=_Holders.of(loose, sample[loose], exact[loose], len(done.exact)),
             mean_ns=done.mean_ns,
-            length_ns=samples.length_ns[rows],
-            idle=np.bincount(sample[meet], minlength=rows.stop - rows.start) == 0,
+            length_ns=samples.lengths(rows),
+            alone=np.flatnonzero(number[sample] == 1),
+            idle=number == 0,
         )
 
     def share_out(self, metric: int, counts: Floats, solution: Solution, given: Given) -> None:
         """Add what one metric's counts give to everybody."""
-        shapes, by_time = solution.shapes[..., metric], solution.by_time[:, metric]
+        shapes, by_time = np.ascontiguousarray(solution.shapes[..., metric]), solution.by_time[:, metric]
         weight = self._weight(shapes, by_time)
         total = totals(self.sample, weight, len(counts))
         amount = weight * (counts / np.where(total > 0, total, 1))[self.sample]
         half = BOUND_SDS * solution.sd[:, metric] + _BY_TIME * np.abs(by_time - shapes[0])
-        wrong = self.held.even * half[self.group]
+        wrong = self.even * half[self.group]
+        wrong[self.alone] = np.minimum(wrong[self.alone], _ALONE_ERROR * np.abs(amount[self.alone]))
         wrong[self.holders.pairs] = 0
-        others = np.abs(counts)[self.sample] - np.abs(amount)
-        _add(given.owners[:, :, metric], self.owner, (amount, wrong, wrong, np.minimum(wrong, others)))
+        of_others = np.minimum(wrong, np.abs(counts)[self.sample] - np.abs(amount))
+        of_others[self.alone] = wrong[self.alone]
+        owners = given.owners[:, :, metric]
+        for rows, part in ((slice(0, 1), amount), (slice(1, 3), wrong), (slice(3, 4), of_others)):
+            owners[rows] += totals(self.owner, part, owners.shape[1])
         if len(self.holders.pairs):
             doubt = _SPLIT_ERROR + half / np.maximum(np.maximum(shapes[0], half), np.finfo(float).tiny)
-            timed = self.held.even * by_time[self.group]
-            parts = self.holders.parts(
-                self.sample, counts, weight, timed, np.minimum(doubt, 1)[self.group], self.length_ns
-            )
+            timed = self.even * by_time[self.group]
+            doubts = np.minimum(doubt, 1)[self.group]
+            parts = self.holders.parts(self.sample, counts, weight, timed, doubts, self.length_ns)
             first, own = self.holders.first, self.holders.exact >= 0
-            # The amounts are the owners' already.
-            _add(given.owners[:, :, metric], self.owner[first], (0 * parts[0], *parts[1:]))
-            _add(given.exact[:, :, metric], self.holders.exact[own], tuple(part[own] for part in parts))
+            for row, part in enumerate(parts):
+                if row:  # the amounts are the owners' already
+                    owners[row] += totals(self.owner[first], part, owners.shape[1])
+                given.exact[row, :, metric] += totals(self.holders.exact[own], part[own], given.exact.shape[1])
 
     def _weight(self, shapes: Floats, by_time: Floats) -> Floats:
         """What the solution says that each pair counts, and a little of what its time says."""
-        weight = self.held.even * shapes[0][self.group]
-        cut = self.held.cut
-        for departure, share in zip(shapes[1:], self.held.shapes, strict=False):
-            weight[cut] += share * departure[self.group[cut]]
+        weight: Floats = self.even * shapes[0][self.group]
+        departures = np.zeros(len(self.cut))
+        for departure, share in zip(shapes[1:], self.shapes, strict=True):
+            departures += departure[self.cut_group] * share
+        weight[self.cut] += departures
         trace = _TRACE * (float((by_time / self.mean_ns).max(initial=0)) or 1.0) * self.mean_ns
-        at_least = self.held.even * (_BY_TIME * by_time + trace)[self.group]
-        # Outside of its time a piece is given nothing, though its counts may be shifted there.
-        return np.where(self.held.even > 0, np.maximum(weight, 0) + at_least, 0)
-
-
-def _add(given: Floats, to: Ints, rows: tuple[Floats, ...]) -> None:
-    for row, part in enumerate(rows):
-        given[row] += totals(to, part, given.shape[1])
+        np.maximum(weight, 0, out=weight)
+        weight += self.even * (_BY_TIME * by_time + trace)[self.group]
+        return weight
 
 
 @dataclass(frozen=True, slots=True)

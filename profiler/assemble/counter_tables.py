@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from spikeprof.profiler.assemble.counter_overlap import Ints, Samples, totals
 from spikeprof.profiler.assemble.counter_pieces import Work
-from spikeprof.profiler.assemble.counter_skew import Skew
-from spikeprof.profiler.assemble.counters import PLACES, Attributed, Estimates, attribute, find_skew
+from spikeprof.profiler.assemble.counter_skew import Skew, Skews
+from spikeprof.profiler.assemble.counters import PLACES, Attributed, Estimates, attribute, find_skews
 from spikeprof.profiler.counter_metrics import is_additive
 from spikeprof.profiler.schema import TABLES
 
@@ -22,7 +22,7 @@ CLASS_COLUMNS = ("name", "grid_x", "grid_y", "grid_z", "block_x", "block_y", "bl
 
 #: The columns that are read of each table.
 COLUMNS = {
-    "kernels": ("rank", "device", "start_ns", "end_ns", *CLASS_COLUMNS),
+    "kernels": ("rank", "device", "start_ns", "end_ns", "graph_id", *CLASS_COLUMNS),
     "memory_ops": ("device", "start_ns", "end_ns", "kind"),
     "windows": ("rank", "state", "start_ns", "end_ns"),
 }
@@ -35,7 +35,7 @@ class DeviceCounters:
     """What became of the samples of one GPU."""
 
     device: int
-    skew: Skew
+    skews: Skews
     samples_count: int
     set_aside_count: int  # samples that could not be used
 
@@ -68,7 +68,7 @@ def counter_tables(
         counters += [_counter_table(one, rows, class_id, first_class) for one in found]
         balances += [_balance_table(device, one) for one in found]
         samples_count = sum(len(samples.start_ns) for samples in sets)
-        devices.append(DeviceCounters(device, found[0].skew, samples_count, sum(one.set_aside_count for one in found)))
+        devices.append(DeviceCounters(device, found[0].skews, samples_count, sum(one.set_aside_count for one in found)))
         first_class += len(shapes)
     parts = {"kernel_classes": classes, "counters": counters, "counter_balance": balances}
     tables = {
@@ -79,12 +79,16 @@ def counter_tables(
 
 
 def _attributed(sets: Sequence[Samples], work: Work, classes_count: int) -> list[Attributed]:
-    """Each set attributed, all with the skew that is known best: there is one clock."""
+    """Each set attributed, all with the skews that are known best: there is one clock."""
     if len(sets) == 1:
         return [attribute(sets[0], work, classes_count)]
-    skews = [find_skew(samples, work) for samples in sets]
-    best = min(skews, key=lambda skew: skew.sd_ns if np.isfinite(skew.sd_ns) else np.inf)
+    found = [find_skews(samples, work) for samples in sets]
+    best = Skews(_surest([skews.direct for skews in found]), _surest([skews.graph for skews in found]))
     return [attribute(samples, work, classes_count, best) for samples in sets]
+
+
+def _surest(skews: Sequence[Skew]) -> Skew:
+    return min(skews, key=lambda skew: skew.sd_ns if np.isfinite(skew.sd_ns) else np.inf)
 
 
 def _classes(kernels: pa.Table, device: int) -> tuple[Ints, npt.NDArray[np.int32], pa.Table]:
@@ -121,6 +125,7 @@ def _work(
         _codes(memory_ops["kind"])[ops],
         _array(windows["start_ns"])[off],
         _array(windows["end_ns"])[off],
+        _array(kernels["graph_id"])[rows] != 0,
     )
 
 

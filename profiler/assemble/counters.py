@@ -29,7 +29,7 @@ from spikeprof.profiler.assemble.counter_normal import Normal, one_in
 from spikeprof.profiler.assemble.counter_overlap import Floats, Ints, Samples, overlaps, totals
 from spikeprof.profiler.assemble.counter_pieces import Cut, Work, cut, sampled_ns, union
 from spikeprof.profiler.assemble.counter_sharing import Given, Owners, share_out
-from spikeprof.profiler.assemble.counter_skew import Skew, estimate_skew
+from spikeprof.profiler.assemble.counter_skew import Skews, estimate_skews
 from spikeprof.profiler.assemble.counter_solve import solve
 from spikeprof.profiler.counter_metrics import is_additive
 
@@ -60,7 +60,7 @@ class Attributed:
     """What the samples of one GPU say about its work."""
 
     metrics: tuple[str, ...]
-    skew: Skew
+    skews: Skews
     set_aside_count: int  # samples that could not be used
     kernels: Ints  # rows of the kernels that have values of their own
     exact: Estimates  # of these
@@ -71,18 +71,18 @@ class Attributed:
     balance_ns: Ints  # (places,): how much of the sampled time that was
 
 
-def attribute(samples: Samples, work: Work, classes_count: int, skew: Skew | None = None) -> Attributed:
+def attribute(samples: Samples, work: Work, classes_count: int, skews: Skews | None = None) -> Attributed:
     """Share out samples over the work of their GPU.
 
     ``samples`` may be in any order, have gaps and faults: what cannot be used is set aside, and a metric without a
-    single number is left out. Classes are numbered below ``classes_count``. The skew is estimated unless given.
+    single number is left out. Classes are numbered below ``classes_count``. Skews are estimated unless given.
     """
     samples, set_aside_count = _usable(samples)
     done = cut(work, samples)
-    if skew is None:
-        skew = estimate_skew(samples, done)
-    if skew.skew_ns:
-        samples = samples.shifted(-skew.skew_ns)
+    if skews is None:
+        skews = estimate_skews(samples, done, work.in_graph)
+    if skews.direct.skew_ns or skews.graph.skew_ns:
+        work = work.shifted(np.where(work.in_graph, skews.graph.skew_ns, skews.direct.skew_ns))
         done = cut(work, samples)
     pairs = overlaps(samples, done.pieces)
     normal = Normal.empty(len(done.mean_ns), len(samples.metrics))
@@ -93,13 +93,13 @@ def attribute(samples: Samples, work: Work, classes_count: int, skew: Skew | Non
     solution = solve(normal, done.mean_ns, done.pieces.shaped)
     owners = Owners.of(work, done, classes_count)
     given = share_out(samples, done, pairs, solution, owners, classes_count)
-    return _attributed(samples, work, done, given, skew, set_aside_count)
+    return _attributed(samples, work, done, given, skews, set_aside_count)
 
 
-def find_skew(samples: Samples, work: Work) -> Skew:
-    """The skew that ``attribute`` estimates."""
+def find_skews(samples: Samples, work: Work) -> Skews:
+    """The skews that ``attribute`` estimates."""
     samples, _ = _usable(samples)
-    return estimate_skew(samples, cut(work, samples))
+    return estimate_skews(samples, cut(work, samples), work.in_graph)
 
 
 def _usable(samples: Samples) -> tuple[Samples, int]:
@@ -124,7 +124,9 @@ def _usable(samples: Samples) -> tuple[Samples, int]:
     return Samples(start[rows], end[rows], values, metrics), len(good) - len(kept)
 
 
-def _attributed(samples: Samples, work: Work, done: Cut, given: Given, skew: Skew, set_aside_count: int) -> Attributed:
+def _attributed(
+    samples: Samples, work: Work, done: Cut, given: Given, skews: Skews, set_aside_count: int
+) -> Attributed:
     classes = given.owners.shape[1] - 2
     kernel_class, duration = work.kernel_class, np.maximum(work.kernel_end_ns - work.kernel_start_ns, 1)
     sampled = done.covered > 0
@@ -140,7 +142,7 @@ def _attributed(samples: Samples, work: Work, done: Cut, given: Given, skew: Ske
     of_classes[1:] += np.abs(of_classes[0]) * missing[:, None]
     return Attributed(
         metrics=samples.metrics,
-        skew=skew,
+        skews=skews,
         set_aside_count=set_aside_count,
         kernels=done.exact,
         exact=_per_launch(given.exact, np.ones(len(done.exact)), duration[done.exact], samples.metrics),

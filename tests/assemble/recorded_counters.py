@@ -54,7 +54,8 @@ def recorded(name: str) -> Recorded:
     samples = Samples(begin, end, *_metrics(data["metrics"], values)).shifted(-int(begin[1]))
     none = np.zeros(0, np.int64)
     class_id = np.repeat(list(LAUNCHES), list(LAUNCHES.values()))
-    return Recorded(samples, Work(*(kernels - begin[1]), class_id, none, none, none, none, none))
+    work = Work(*(kernels - begin[1]), class_id, none, none, none, none, none, np.zeros(len(class_id), bool))
+    return Recorded(samples, work)
 
 
 def _metrics(sources: list[str], values: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -54,7 +54,7 @@ class Simulated(NamedTuple):
 
 def work_of(begin: Ints, end: Ints, class_id: Ints) -> Work:
     """Kernels and nothing else."""
-    return Work(begin, end, class_id, *[NOTHING] * 5)
+    return Work(begin, end, class_id, *[NOTHING] * 5, np.zeros(len(begin), bool))
 
 
 def sample_times(first: int, last: int, interval_ns: int, random: np.random.Generator) -> tuple[Ints, Ints]:

@@ -160,7 +160,7 @@ def test_what_became_of_the_samples() -> None:
     samples = Samples(start, np.append(start[1:], 20 * US), np.full((3, 1), 5.0), ("dram_read_bytes",))
     inputs = [table(name, rows) for name, rows in (("kernels", [_kernel(12, 15)]), ("memory_ops", []), ("windows", []))]
     (device,) = counter_tables([(2, samples)], *inputs).devices
-    assert (device.device, device.samples_count, device.set_aside_count, device.skew.skew_ns) == (2, 3, 1, 0)
+    assert (device.device, device.samples_count, device.set_aside_count, device.skews.direct.skew_ns) == (2, 3, 1, 0)
 
 
 def test_kernels_in_chunks_with_dictionaries_of_their_own() -> None:

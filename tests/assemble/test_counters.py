@@ -10,11 +10,11 @@ from assemble.simulated_counters import EVEN, NOTHING, simulate, work_of
 
 from spikeprof.profiler.assemble.counter_overlap import Samples
 from spikeprof.profiler.assemble.counter_pieces import Work
-from spikeprof.profiler.assemble.counter_skew import Skew
+from spikeprof.profiler.assemble.counter_skew import Skews
 from spikeprof.profiler.assemble.counters import CLASS, EXACT, NONE, Attributed, attribute
 
 US = 1000
-NO_SKEW = Skew(0)
+NO_SKEW = Skews()
 KERNELS, MEMORY_OPS, NOT_TRACED, IDLE = range(4)
 
 
@@ -33,7 +33,7 @@ def _work(*launches: tuple[float, float, int], copies: Sequence[tuple[float, flo
     begin, end = _spans(*((b, e) for b, e, _ in launches))
     kinds = np.array([c for _, _, c in launches], np.int64)
     ops = _spans(*copies)
-    return Work(begin, end, kinds, *ops, np.zeros(len(copies), np.int64), *_spans(*off))
+    return Work(begin, end, kinds, *ops, np.zeros(len(copies), np.int64), *_spans(*off), np.zeros(len(kinds), bool))
 
 
 def _attributed(samples: Samples, work: Work) -> Attributed:
@@ -257,7 +257,7 @@ def test_counts_below_zero_are_kept() -> None:
 def test_hardly_any_samples(length: int) -> None:
     found = attribute(_samples([5.0] * length), _work((0, 3, 0)), 1)
     assert found.balance[:, 0].sum() == 5 * length
-    assert (found.skew.skew_ns, np.isnan(found.skew.sd_ns)) == (0, True)
+    assert (found.skews.direct.skew_ns, np.isnan(found.skews.direct.sd_ns)) == (0, True)
 
 
 def test_no_work_at_all() -> None:

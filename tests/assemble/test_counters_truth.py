@@ -186,8 +186,8 @@ def test_dram_is_read_by_kernels_and_little_is_written_after_them(name: str) -> 
 @each_recording
 def test_samples_and_kernels_share_a_clock_and_kernels_end_a_microsecond_late(name: str) -> None:
     """Counts begin within 0.3 µs of a kernel's recorded start; the SMs are done 1 µs before its recorded end."""
-    skew = _attributed(name).skew
-    assert abs(skew.skew_ns) <= 100
+    skew = _attributed(name).skews.direct
+    assert skew.skew_ns == 0
     assert -100 <= skew.begin_ns <= 300
     assert 900 <= skew.end_ns <= 1300
     assert skew.sd_ns < 100

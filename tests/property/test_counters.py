@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from spikeprof.profiler.assemble.counter_overlap import Samples
 from spikeprof.profiler.assemble.counter_pieces import Work
-from spikeprof.profiler.assemble.counter_skew import Skew
+from spikeprof.profiler.assemble.counter_skew import Skews
 from spikeprof.profiler.assemble.counters import NONE, Attributed, attribute
 
-NO_SKEW = Skew(0)
+NO_SKEW = Skews()
 METRICS = ("dram_read_bytes", "sm_active_share")
 CLASSES = 4
 
@@ -40,7 +40,9 @@ def _case(seed: int) -> tuple[Samples, Work]:
     kernels = _spans(random, int(random.choice([3, 40, 400])), float(random.choice([2000, 200_000])))
     ops = _spans(random, 5, 50_000)
     class_id, kind = (random.integers(0, CLASSES, len(spans[0])) for spans in (kernels, ops))
-    return samples, Work(*kernels, class_id, *ops, kind, *_spans(random, 3, 300_000))
+    return samples, Work(
+        *kernels, class_id, *ops, kind, *_spans(random, 3, 300_000), random.random(len(class_id)) < 0.5
+    )
 
 
 def _attributed(samples: Samples, work: Work) -> Attributed:
@@ -101,6 +103,7 @@ def test_the_order_of_launches_and_the_numbers_of_classes_do_not_matter(seed: in
         kernel_start_ns=work.kernel_start_ns[order],
         kernel_end_ns=work.kernel_end_ns[order],
         kernel_class=number[work.kernel_class[order]],
+        in_graph=work.in_graph[order],
     )
     one, two = _attributed(samples, work), _attributed(samples, other)
     scale = samples.values.max(axis=0) + 1
@@ -116,7 +119,8 @@ def test_the_order_of_launches_and_the_numbers_of_classes_do_not_matter(seed: in
 def test_neither_the_time_of_day_nor_the_unit_matters(seed: int, shift_ns: int, unit: float) -> None:
     samples, work = _case(seed)
     moved = Work(
-        *(part + shift_ns * (not kind) for part, kind in zip(_parts(work), (0, 0, 1, 0, 0, 1, 0, 0), strict=True))
+        *(part + shift_ns * (not kind) for part, kind in zip(_parts(work), (0, 0, 1, 0, 0, 1, 0, 0), strict=True)),
+        work.in_graph,
     )
     scaled = replace(samples.shifted(shift_ns), values=samples.values * [unit, 1])
     one, two = _attributed(samples, work), _attributed(scaled, moved)
