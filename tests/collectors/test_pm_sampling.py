@@ -18,8 +18,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spikeprof.profiler.collectors import pm_files, pm_sampling
-from spikeprof.profiler.collectors.pm_sampler import EXIT_STUCK, Order, computed, packed, resolved, sources
+from spikeprof.profiler.collectors.pm_sampler import EXIT_STUCK, Order
 from spikeprof.profiler.collectors.pm_sampling import PmSamplingCollector
+from spikeprof.profiler.collectors.pm_writer import computed, packed, resolved, sources
 from spikeprof.profiler.counter_metrics import METRICS, SETS, metrics_of
 from spikeprof.profiler.errors import UsageError
 from spikeprof.profiler.trace import CollectorNote
