@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -68,6 +69,8 @@ def _root(
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line (``sys.argv[1:]`` by default) and exit with its code."""
+    if not os.environ.get("SPIKEPROF_DEBUG"):  # libraries warn whom they serve, not the user
+        warnings.simplefilter("ignore")
     sys.exit(run_command_line(argv))
 
 

@@ -101,7 +101,9 @@ def _bounded(
 
 
 def _text(name: str, value: object) -> str:
-    return fmt.ABSENT if value is None or value == "" else fmt.quantity(name, value, printable(str(value)))
+    if value is None or value == "" or (isinstance(value, float) and not fmt.is_number(value)):
+        return fmt.ABSENT
+    return fmt.quantity(name, value, printable(str(value)))
 
 
 def _number(name: str, value: object) -> Cell:

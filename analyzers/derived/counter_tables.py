@@ -128,7 +128,7 @@ def roofline(classes: Classes, use: MemoryUse, limits: Mapping[int, Peaks], most
     flop_rate = active * np.array([one.fp16.value if one and one.fp16 else np.nan for one in known])
     with np.errstate(divide="ignore", invalid="ignore"):
         intensity = flop_rate / use.dram_rate.value
-    drawn = np.isfinite(intensity) & (active >= _MIN_TENSOR_SHARE) & np.isfinite(use.peak)
+    drawn = np.isfinite(intensity) & (intensity > 0) & (active >= _MIN_TENSOR_SHARE) & np.isfinite(use.peak)
     rows = longest(classes, len(drawn))
     rows = rows[drawn[rows]][:most]
     models = dict.fromkeys(one for i in rows.tolist() if (one := known[i]) and one.fp16)

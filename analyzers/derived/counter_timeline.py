@@ -34,8 +34,10 @@ def counter_timeline(trace: Trace, bins_count: int, max_rows_count: int) -> dict
     devices = np.unique(device).tolist()
     wanted = [m for m in (*_RATES, *(m for pair in _QUOTIENTS.values() for m in pair), *_MEANS) if m in labels]
     sound = (end > start) & np.isfinite(value)
+    if not sound.any() or not wanted:
+        return table
     first, last = _extent(trace, start, end, sound)
-    if last <= first or not wanted:
+    if last <= first:
         return table
     length = int(np.median((end - start)[sound]))
     bins = max(1, min(bins_count, max_rows_count // len(devices), (last - first) // (2 * max(length, 1))))
@@ -57,7 +59,7 @@ def counter_timeline(trace: Trace, bins_count: int, max_rows_count: int) -> dict
 def _extent(trace: Trace, start: Ints, end: Ints, sound: Bools) -> tuple[int, int]:
     if "kernels" in trace and trace.table("kernels").num_rows:
         return int(trace.column("kernels", "start_ns").min()), int(trace.column("kernels", "end_ns").max())
-    return (int(start[sound].min()), int(end[sound].max())) if sound.any() else (0, 0)
+    return int(start[sound].min()), int(end[sound].max())
 
 
 def _binned(start: Ints, end: Ints, value: Floats, edges: Ints) -> tuple[Floats, Floats]:

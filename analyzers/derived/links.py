@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from typing import Any
 
 from spikeprof.profiler.trace import Trace
 
 HOST = -1
 _NVLINK_KINDS = ("nvlink", "nvswitch")
+_RATES = ("peak_bytes_per_s", "measured_bytes_per_s")
 
 Row = dict[str, Any]
 
@@ -40,8 +42,13 @@ class Links:
 
     @classmethod
     def of(cls, trace: Trace) -> Links:
-        """The topology of a trace that holds the table. Rows from a GPU or host to itself mean nothing."""
+        """The topology of a trace that holds the table. Rows from a GPU or host to itself mean nothing.
+
+        Rates that are no number, or not above 0, are unknown.
+        """
         rows = trace.table("topology").to_pylist()
+        for row in rows:
+            row |= {name: None for name in _RATES if not (row[name] and 0 < row[name] < inf)}
         return cls(tuple(row for row in rows if row["src_device"] != row["dst_device"]))
 
     @cached_property

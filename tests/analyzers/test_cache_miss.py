@@ -414,6 +414,24 @@ def test_counters_over_time() -> None:
     assert len(asked(found, bins_count=2).tables["timeline"]["device"]) == 2
 
 
+def test_samples_without_a_number_have_no_timeline() -> None:
+    samples = [{"start_ns": 0, "end_ns": 100, "metric": READ, "value": float("nan")}]
+    kernels = [{"start_ns": 0, "end_ns": 800}]
+    found = trace([kernel_class("kernel", 800)], counters(0, **{READ: 1.0}), counter_samples=samples, kernels=kernels)
+    assert asked(found).tables["timeline"] == {"bin_start_ns": [], "device": []}
+
+
+def test_a_roofline_leaves_out_what_has_no_place_on_it() -> None:
+    """Its axes are logarithmic: a kernel whose DRAM bytes come out below 0 is nowhere."""
+    classes = [kernel_class("gemm", 1000), kernel_class("odd", 1000)]
+    rows = [
+        *counters(0, **{READ: 1000.0, WRITTEN: 0.0, TENSOR: 0.5}),
+        *counters(1, **{READ: -1000.0, WRITTEN: 0.0, TENSOR: 0.5}),
+    ]
+    table = asked(trace(classes, rows)).tables["roofline"]
+    assert [name for kind, name in zip(table["kind"], table["kernel"], strict=True) if kind == "kernel"] == ["gemm"]
+
+
 def test_no_kernel_ran_while_counters_were_sampled() -> None:
     assert run_one(trace([], [], kernels=[]), CacheMiss()).status == "not_applicable"
 

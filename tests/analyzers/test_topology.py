@@ -333,6 +333,17 @@ def test_bytes_per_launch_of_kernel_classes_against_the_link() -> None:
     assert table["link_share"] == pytest.approx([0.2, 200 / 450, 0.05])
 
 
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1.0, 0.0])
+def test_a_rate_that_is_none_is_unknown(rate: float) -> None:
+    rows = joined(2) + hosts(2)
+    for row in rows:
+        row.update(peak_bytes_per_s=rate, measured_bytes_per_s=rate)
+    result = asked(rows)
+    assert result.tables["hierarchy"]["both_ways_bytes_per_s"] == [None]
+    assert result.tables["links"]["measured_bytes_per_s"] == [None] * len(rows)
+    assert [f.rule for f in result.findings] == []
+
+
 def test_a_part_of_a_recording_has_its_own_launches() -> None:
     kernels = [{"name": "all_reduce", "start_ns": t, "end_ns": t + 100_000} for t in (0, 200_000, 400_000)]
     classes = [{"name": "all_reduce", "launches_count": 3, "total_ns": 300_000}]

@@ -207,3 +207,9 @@ def test_a_bar_of_use_is_full_only_when_all_was_used() -> None:
 
     assert bars("busy_share") == [5.0, 2.0]
     assert bars("gpu_time_share") == [100.0, 40.0]
+
+
+def test_what_is_no_number_is_not_shown_as_one() -> None:
+    table = html_table("link-totals", {"device": [0, 1], "mean_bytes_per_s": [float("inf"), float("nan")]})
+    assert table is not None
+    assert [row[1].text for row in table.cells] == ["–", "–"]
