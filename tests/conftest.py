@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-
-# Before NumPy is imported: with as many workers as cores, threads of its BLAS would wait for each other for most of
-# their time.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _SOURCE = Path(__file__).parent / "collectors" / "fake_pm.c"
 

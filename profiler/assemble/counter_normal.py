@@ -35,14 +35,14 @@ SHAPES, SOLVED = len(SOLVED_SHAPES) + len(OTHER_SHAPES), len(SOLVED_SHAPES)
 WORK_SHARE_MIN = 0.05
 
 #: Products that are summed at most (some seconds' work), and at once (bounds memory).
-_PRODUCTS_MAX, _PRODUCTS_AT_ONCE = 20_000_000, 1 << 20
+_PRODUCTS_MAX, _PRODUCTS_AT_ONCE = 20_000_000, 1 << 18
 
 
 @dataclass(slots=True)
 class Normal:
     """Sums over samples, of G groups and M metrics."""
 
-    products: Floats  # (SOLVED, SHAPES, G · G): Σ weight × share × share; [1:, 0] is left to symmetry
+    products: Floats  # (SOLVED, SHAPES, G · G): Σ weight × share × share; left of the diagonal by symmetry
     right: Floats  # (SOLVED, G, M): Σ weight × share × count
     squares: Floats  # (M,): Σ weight × count²
     pieces: Floats  # (G,): pieces of each group in the samples, those cut short in part
@@ -62,7 +62,8 @@ class Normal:
         """(SOLVED, G, SHAPES, G), symmetric where both shapes are solved for."""
         groups = len(self.pieces)
         matrix = self.products.reshape(SOLVED, SHAPES, groups, groups)
-        matrix[1:, 0] = matrix[0, 1:SOLVED].swapaxes(1, 2)
+        for t in range(1, SOLVED):
+            matrix[t, :t] = matrix[:t, t].swapaxes(1, 2)
         return matrix.transpose(0, 2, 1, 3)
 
     def add(self, samples: Samples, pieces: Pieces, pairs: Overlaps, block: tuple[slice, slice]) -> None:
@@ -108,17 +109,17 @@ class Normal:
         left = (weight[entries.sample] * entries.even)[row]
         self.products[0, 0] += totals(key, left * entries.even[column], cells)
         cut = entries.cut_at[column] >= 0
-        key, left, row, column = key[cut], left[cut], row[cut], entries.cut_at[column[cut]]
+        key, left, row = key[cut], left[cut], row[cut]
+        right = np.take(entries.shapes, entries.cut_at[column[cut]], axis=1)
         for s in range(1, SHAPES):
-            self.products[0, s] += totals(key, left * entries.shapes[s - 1, column], cells)
+            self.products[0, s] += totals(key, left * right[s - 1], cells)
         cut = entries.cut_at[row] >= 0
-        key, row, column = key[cut], row[cut], column[cut]
-        heavy = weight[entries.sample[row]]
-        row = entries.cut_at[row]
+        key, row, right = key[cut], row[cut], right[:, cut]
+        heavy, at = weight[entries.sample[row]], entries.cut_at[row]
         for t in range(1, SOLVED):
-            left = heavy * entries.shapes[t - 1, row]
-            for s in range(1, SHAPES):
-                self.products[t, s] += totals(key, left * entries.shapes[s - 1, column], cells)
+            left = heavy * entries.shapes[t - 1, at]
+            for s in range(t, SHAPES):
+                self.products[t, s] += totals(key, left * right[s - 1], cells)
 
 
 @dataclass(frozen=True, slots=True)

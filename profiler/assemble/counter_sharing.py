@@ -86,12 +86,12 @@ def share_out(
 class _Block:
     """The pairs of some samples that meet."""
 
-    sample: npt.NDArray[np.integer]  # counted from the block's first
-    group: npt.NDArray[np.integer]
+    sample: Ints  # counted from the block's first
+    group: Ints
     owner: Ints
     even: Floats  # of each pair: the piece's share in the sample, evenly spread
     cut: Ints  # pairs whose spread may depart from even
-    cut_group: npt.NDArray[np.integer]
+    cut_group: Ints
     shapes: Floats  # (SOLVED - 1, cut): what each departure adds to the share
     holders: _Holders
     mean_ns: Floats  # by group
@@ -105,10 +105,12 @@ class _Block:
         held = shares(samples, done.pieces, pairs, which)
         # Outside of its time a piece is given nothing, though its counts may be shifted there.
         meet = held.even > 0
-        piece, sample = pairs.piece[which][meet], pairs.sample[which][meet] - rows.start
+        # As wide as NumPy indexes with: narrower ones would be widened for every metric anew.
+        piece, sample = (part[which][meet].astype(np.int64) for part in (pairs.piece, pairs.sample))
+        sample -= rows.start
         cut = meet[held.cut]
         at = (np.cumsum(meet) - 1)[held.cut[cut]]
-        group, exact = done.pieces.group[piece], owners.exact[piece]
+        group, exact = done.pieces.group[piece].astype(np.int64), owners.exact[piece]
         number = np.bincount(sample, minlength=rows.stop - rows.start)
         loose = np.flatnonzero(owners.loose[piece])
         return cls(
@@ -184,7 +186,7 @@ class _Holders:
 
     def parts(
         self,
-        sample: npt.NDArray[np.integer],
+        sample: Ints,
         counts: Floats,
         weight: Floats,
         timed: Floats,

@@ -18,6 +18,7 @@ from functools import cache
 
 import numpy as np
 
+from spikeprof.profiler.assemble.counter_linear import inverse, times
 from spikeprof.profiler.assemble.counter_normal import WORK_SHARE_MIN
 from spikeprof.profiler.assemble.counter_overlap import (
     SHIFT_NS,
@@ -51,7 +52,7 @@ _ACTIVE_SHARE_MIN = 0.25
 _GAIN_SDS = 3
 
 _WINDOWS, _WINDOW_SAMPLES = 8, 2000
-_PIECES_MAX, _GROUPS_MAX = 100_000, 96
+_PIECES_MAX, _GROUPS_MAX = 100_000, 60
 _RIDGE, _UNEXPLAINED_MIN = 1e-6, 1e-4
 
 
@@ -212,10 +213,10 @@ def _unexplained(samples: Samples, counts: Floats, pieces: Pieces, window: Ints)
     root = 1 / np.sqrt(np.maximum(working, WORK_SHARE_MIN * samples.length_ns))
     design *= root[:, None]
     target = counts * root[:, None]
-    square = design.T @ design
+    square = times(design.T, design)
     scale = np.trace(square) / groups
-    solved = np.linalg.solve(square + np.eye(groups) * max(scale, 1e-30) * _RIDGE, design.T @ target)
-    rest = np.square(target - design @ solved)
+    square += np.eye(groups) * max(scale, 1e-30) * _RIDGE
+    rest = np.square(target - times(design, times(inverse(square), times(design.T, target))))
     # What explains next to all of a stretch by chance must not outweigh the others.
     least = _UNEXPLAINED_MIN * np.square(target).sum(axis=0) / (window.max() + 1)
     parts: Floats = np.stack([totals(window, column, 0) for column in rest.T])

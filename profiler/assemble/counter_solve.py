@@ -9,9 +9,6 @@ its spread from an even one. It is a least-squares solution with non-negative co
 
 The standard deviation of a count is that of the normal posterior, with the variance of samples taken from the
 residuals, and of the departures that are not solved for, each carried through the solution.
-
-Non-negativity by block principal pivoting: J. Kim and H. Park, "Fast nonnegative matrix factorization: an
-active-set-like method and comparisons", SIAM J. Sci. Comput. 33 (2011), section 3.
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from spikeprof.profiler.assemble.counter_linear import applied, inverse, nonnegative, times
 from spikeprof.profiler.assemble.counter_normal import SHAPES, SOLVED, Normal
 from spikeprof.profiler.assemble.counter_overlap import SHAPE_SD, Bools, Floats, Ints
 
@@ -39,7 +37,8 @@ _VARIANCE_MIN = 1e-6
 #: A prior is no narrower than this share of the largest count: keeps the system regular.
 _WIDTH_MIN = 1e-6
 
-_PIVOTS_MAX, _FULL_EXCHANGES, _TOLERANCE = 100, 3, 1e-9
+#: Nor is it wider than this says, over what the samples say: likewise.
+_PRECISION_MIN = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,44 +112,16 @@ class _System:
         for _ in range(_ROUNDS):
             sd = SHAPE_SD[shape] * np.maximum(count, np.maximum(_COUNT_MIN * by_time, least))[group]
             sd[:groups] = prior_sd
-            precision = variance / np.square(sd)
+            precision = np.maximum(variance / np.square(sd), _PRECISION_MIN * np.diag(self.matrix))
             pull = target.copy()
             pull[:groups] += precision[:groups] * by_time
-            matrix = self.matrix + np.diag(precision)
-            found = nonnegative(matrix, pull, groups)
+            inverted = inverse(self.matrix + np.diag(precision))
+            found = nonnegative(inverted, pull, groups)
             count = found[:groups]
-            residual = float(squares - 2 * target @ found + found @ self.matrix @ found)
+            residual = float(squares - 2 * target @ found + found @ applied(self.matrix, found))
             freedom = max(self.samples_count - unknowns, 1)
             variance = max(residual / freedom, squares / self.samples_count * _VARIANCE_MIN)
-        gain = np.linalg.inv(matrix)[:groups]
-        beyond = gain @ self.others
+        gain = inverted[:groups]
+        beyond = times(gain, self.others)
         beyond *= SHAPE_SD[self.shape[unknowns:]] * count[self.group[unknowns:]]
         return found, np.sqrt(variance * np.diag(gain) + np.square(beyond).sum(axis=1))
-
-
-def nonnegative(matrix: Floats, right: Floats, bound: int) -> Floats:
-    """The x that minimises ``x·matrix·x / 2 - right·x`` with its first ``bound`` elements not negative.
-
-    ``matrix`` is symmetric and positive definite.
-    """
-    free = np.ones(len(right), bool)
-    fewest, left, x = bound + 1, _FULL_EXCHANGES, np.zeros(len(right))
-    for _ in range(_PIVOTS_MAX):
-        x = np.zeros(len(right))
-        x[free] = np.linalg.solve(matrix[np.ix_(free, free)], right[free])
-        slope = matrix @ x - right
-        scale = np.abs(x).max(), np.abs(right).max()
-        wrong = np.where(free, x < -_TOLERANCE * scale[0], slope < -_TOLERANCE * scale[1])
-        wrong[bound:] = False
-        count = int(np.count_nonzero(wrong))
-        if not count:
-            break
-        if count < fewest:
-            fewest, left = count, _FULL_EXCHANGES
-        elif left:
-            left -= 1
-        else:  # exchanging all at once goes round in circles: the last one alone does not
-            wrong[: np.flatnonzero(wrong)[-1]] = False
-        free ^= wrong
-    x[:bound] = np.maximum(x[:bound], 0)
-    return x

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spikeprof.profiler.assemble.counter_linear import inverse, nonnegative, times
 from spikeprof.profiler.assemble.counter_normal import SHAPES, SOLVED, WORK_SHARE_MIN, Normal, one_in
 from spikeprof.profiler.assemble.counter_overlap import SHIFT_NS, Overlaps, Pieces, Samples, overlaps, shares
-from spikeprof.profiler.assemble.counter_solve import nonnegative, solve
+from spikeprof.profiler.assemble.counter_solve import solve
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -139,13 +140,22 @@ def test_the_non_negative_minimum_meets_its_conditions(seed: int, bound: int, fr
     size = bound + free
     root = random.normal(size=(size + 2, size)) * np.exp(random.normal(0, 1, size))
     matrix, right = root.T @ root + 1e-6 * np.eye(size), random.normal(size=size)
-    x = nonnegative(matrix, right, bound)
+    x = nonnegative(np.linalg.inv(matrix), right, bound)
     slope = matrix @ x - right
     scale = np.abs(right).max()
     assert np.all(x[:bound] >= 0)
     assert np.all(slope[:bound] >= -1e-6 * scale)
     assert np.all(np.abs(slope[x > 0]) <= 1e-6 * scale)
     assert np.all(np.abs(slope[bound:]) <= 1e-6 * scale)
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 200])
+def test_products_and_inverses_in_tiles_are_those_of_numpy(size: int) -> None:
+    random = np.random.default_rng(size)
+    root, other = random.normal(size=(size, size + 70)), random.normal(size=(size + 70, 5))
+    np.testing.assert_allclose(times(root, other), root @ other, rtol=1e-10, atol=1e-10)
+    matrix = root @ root.T
+    np.testing.assert_allclose(inverse(matrix) @ matrix, np.eye(size), atol=1e-8)
 
 
 def test_the_solution_of_two_groups_that_only_differ_in_overlap() -> None:
