@@ -18,7 +18,7 @@ import typer
 
 from spikeprof import __version__
 from spikeprof.cli import analyze, counters, doctor, explain, report, run, topology
-from spikeprof.profiler.counter_metrics import DEFAULT_SET
+from spikeprof.profiler.counter_metrics import DEFAULT_SET, METRICS, SETS
 from spikeprof.profiler.errors import OutputError, SpikeprofError, UsageError
 
 EXIT_INTERNAL = 5
@@ -133,6 +133,9 @@ def _with_default_values(command: Any, arguments: list[str]) -> list[str]:
     at = 1
     while at < len(arguments) and arguments[at].startswith("-") and arguments[at] != "--":
         if arguments[at] == "--counters":
+            after = arguments[at + 1 : at + 2]
+            if after and {*after[0].split(",")} <= {*SETS, *METRICS}:
+                raise UsageError(f"--counters {after[0]}: write --counters={after[0]}, or it is taken for the command")
             return [*arguments[:at], f"--counters={DEFAULT_SET}", *arguments[at + 1 :]]
         at += 2 if arguments[at] in with_value else 1
     return arguments

@@ -66,13 +66,13 @@ def run(
         int, typer.Option(metavar="MS", help="Read power, clocks and load this often; 0 = never.")
     ] = 100,
     counters: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="[=SET]",
             help="Sample hardware counters, for every kernel: memory (what --counters alone means), compute, nvlink,"
             " bank-conflicts, or metrics, comma separated.",
         ),
-    ] = "",
+    ] = None,
     counters_interval_us: Annotated[
         float, typer.Option(metavar="US", help="Microseconds between samples of the counters.")
     ] = 10.0,
@@ -105,7 +105,7 @@ def run(
         graph_nodes=graph_nodes,
         nvml_interval_ms=nvml_interval_ms,
         cpu_counters=cpu_counters,
-        counters=metrics_of(counters) if counters else (),
+        counters=() if counters is None else metrics_of(counters),
         counters_interval_ns=round(counters_interval_us * 1000),
         counters_samples=counters_samples,
         libcupti=libcupti,

@@ -133,8 +133,8 @@ def metrics_of(text: str) -> tuple[str, ...]:
             found[word] = None
         else:
             near = difflib.get_close_matches(word, [*SETS, *METRICS], 3)
-            meant = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise UsageError(f"--counters={text}: there is no set or metric {word!r}{meant} Sets: {', '.join(SETS)}")
+            meant = f" (did you mean {' or '.join(near)}?)" if near else ""
+            raise UsageError(f"--counters={text}: there is no set or metric {word!r}{meant}; sets: {', '.join(SETS)}")
     if not found:
         raise UsageError(f"--counters={text!r} names nothing; sets: {', '.join(SETS)}")
     return tuple(found)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli.command import SPIKEPROF, spikeprof
+from cli.command import SPIKEPROF, refusal, spikeprof
 
 from spikeprof.profiler import counter_metrics, probes, watch
 from spikeprof.profiler.collectors.pm_files import SampledSet
@@ -145,10 +145,19 @@ def test_a_run_whose_counters_are_refused_says_so_and_goes_on(pm_gpu: pytest.Mon
     assert "no counters were sampled: GPU 0: this user may not read GPU counters" in done.stderr
 
 
-@pytest.mark.parametrize("option", ["--counters=nothing", "--counters-interval-us=0.1"])
-def test_a_run_with_counters_that_cannot_be_starts_nothing(tmp_path: Path, option: str) -> None:
-    done = spikeprof("run", "-o", str(tmp_path / "t"), "--counters", option, "--", "sh", "-c", "touch ran")
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--counters=nothing"], "there is no set or metric 'nothing'; sets: memory, compute"),
+        (["--counters="], "--counters='' names nothing; sets: memory"),
+        (["--counters", "--counters-interval-us=0.1"], "must be from 1 to 10000"),
+        (["--counters", "memory,dram_read_bytes"], "write --counters=memory,dram_read_bytes, or it is taken for the"),
+    ],
+)
+def test_a_run_with_counters_that_cannot_be_starts_nothing(tmp_path: Path, options: list[str], expected: str) -> None:
+    done = spikeprof("run", "-o", str(tmp_path / "t"), *options, "--", "sh", "-c", "touch ran")
     assert done.returncode == 2
+    assert expected in refusal(done)
     assert not (tmp_path / "t").exists()
 
 
