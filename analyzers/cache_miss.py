@@ -180,6 +180,7 @@ class CacheMiss:
             return Result(self.info.id, "not_applicable", reason="no kernel ran while counters were sampled")
         use = memory_use(classes.counted, limits, self.max_l2_per_asked_ratio)
         found = balances(trace)
+        used = [b for b in found if b.time_ns.get("kernels", 0) > 0]  # what runs on other GPUs is not this program's
         read_back = followers(trace, classes, use.dram_read.value)
         pattern = patterns(use, read_back, self._limits())
         largest = "dram_read_bytes" if "dram_read_bytes" in classes.counted.counts else "l2_sectors_count"
@@ -198,15 +199,15 @@ class CacheMiss:
             *self._patterns(classes, use, pattern, read_back),
             *self._conflicts(classes, use),
             *self._low_hit(classes, use, pattern),
-            *self._write_back(found),
-            *self._shared(found),
+            *self._write_back(used),
+            *self._shared(used),
         )
         return Result(
             self.info.id,
             "findings" if findings else "ok",
             reason="counts per launch are means over the whole recording" if trace.is_part else "",
             collect_with="spikeprof run --counters=SET -- CMD",
-            metrics=summary(trace, classes, use, found, limits),
+            metrics=summary(trace, classes, use, used, limits),
             findings=findings,
             tables=tables,
             figures=_figures(tables),

@@ -26,7 +26,7 @@ def collectors_for(options: RunOptions, spool: Path) -> list[Collector]:
     from spikeprof.profiler.collectors.gpm import GpmCollector
     from spikeprof.profiler.collectors.nvml import NvmlCollector
     from spikeprof.profiler.collectors.perf_events import PerfEventsCollector
-    from spikeprof.profiler.collectors.pm_sampling import PmSamplingCollector, visible_gpus
+    from spikeprof.profiler.collectors.pm_sampling import PmSamplingCollector, machine_gpus, visible_gpus
     from spikeprof.profiler.collectors.topology import TopologyCollector
 
     found: list[Collector] = [TopologyCollector()]
@@ -35,8 +35,10 @@ def collectors_for(options: RunOptions, spool: Path) -> list[Collector]:
     if options.counters:
         folder = spool / pm_files.FOLDER
         folder.mkdir(mode=0o700)
+        gpus = machine_gpus()
+        pm_files.write_gpus(folder, {gpu.uuid: gpu.index for gpu in gpus})
         interval_ns, limit = options.counters_interval_ns, options.counters_samples
-        found.append(PmSamplingCollector(visible_gpus(), options.counters, interval_ns, folder, limit))
+        found.append(PmSamplingCollector(visible_gpus(gpus), options.counters, interval_ns, folder, limit))
     if options.cpu_counters:
         found.append(PerfEventsCollector())
     return found
@@ -56,6 +58,7 @@ def stop_all(collectors: Sequence[Collector]) -> Collected:
     """Stop them in reverse order, and put together what they hand over."""
     from spikeprof.profiler.collectors.nvml import NvmlCollector
     from spikeprof.profiler.collectors.sampling import joined_samples
+    from spikeprof.profiler.collectors.topology import TopologyCollector
 
     collected = Collected()
     samples = []
@@ -65,12 +68,20 @@ def stop_all(collectors: Sequence[Collector]) -> Collected:
         if "samples" in tables:
             samples.append(tables.pop("samples"))
         collected.tables.update(tables)
+        if isinstance(collector, NvmlCollector | TopologyCollector):
+            collected.ordinals |= {gpu.uuid: gpu.index for gpu in collector.gpus}
         if isinstance(collector, NvmlCollector):
-            collected.ordinals = {gpu.uuid: gpu.index for gpu in collector.gpus}
             collected.driver_version = collector.driver_version
     if samples:
         collected.tables["samples"] = joined_samples(samples)
     return collected
+
+
+def gpu_numbers(spool: Path, collected: Collected) -> dict[str, int]:
+    """The number of each GPU, by UUID, as the samples of this run have it: from its collectors, else from its spool."""
+    from spikeprof.profiler.collectors import pm_files
+
+    return collected.ordinals or pm_files.read_gpus(spool / pm_files.FOLDER)
 
 
 def attribute_counters(

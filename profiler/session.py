@@ -189,7 +189,7 @@ def _finish(
         store.write_table(folder, name, table)
     spool = folder / SPOOL_FOLDER
     report = (lambda done, total: progress("assembling", done, total)) if progress else None
-    built = assemble(spool, folder, session.t0_unix_ns, collected.ordinals, report)
+    built = assemble(spool, folder, session.t0_unix_ns, collecting.gpu_numbers(spool, collected), report)
     if exit_code is None:  # recovered: the records themselves tell how long it ran
         duration_ns = built.end_ns
     warnings = _warnings(built.notes, running)

@@ -2,13 +2,16 @@
 
 For each GPU ``pm-<device>.jsonl``, one event a line, and for each list of metrics that was sampled
 ``pm-<device>-<number>.bin``: rows of begin and end (int64, Unix ns) and one float64 for each of the list's metrics.
-Both may end anywhere: the sampler may have been killed.
+Both may end anywhere: the sampler may have been killed. ``gpus.json`` tells which GPU each device number means, which
+nobody else knows any more when a recording that was cut off is put together later.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,8 @@ FOLDER = "counters"
 
 #: What a sampler exits with that cannot write any more, nor say so in its files.
 EXIT_DISK_FULL = 4
+
+_GPUS = "gpus.json"
 
 _WORD_BYTES = 8
 
@@ -78,6 +83,21 @@ def events_path(folder: Path, device: int) -> Path:
 def samples_path(folder: Path, device: int, number: int) -> Path:
     """The samples of one of its lists of metrics."""
     return folder / f"pm-{device}-{number}.bin"
+
+
+def write_gpus(folder: Path, numbers: Mapping[str, int]) -> None:
+    """Note which GPU (UUID) each device number means."""
+    with os.fdopen(os.open(folder / _GPUS, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(dict(numbers), file)
+
+
+def read_gpus(folder: Path) -> dict[str, int]:
+    """The device number of each GPU by UUID; empty where it was not noted, or cannot be read."""
+    try:
+        found = json.loads((folder / _GPUS).read_text())
+        return {str(gpu): int(number) for gpu, number in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
 
 
 def read(folder: Path) -> list[SamplerFiles]:

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from spikeprof.profiler.collectors import pm_files
-from spikeprof.profiler.collectors.nvml import NvmlUnavailable, devices, opened
+from spikeprof.profiler.collectors.nvml import Gpu, NvmlUnavailable, devices, opened
 from spikeprof.profiler.counter_metrics import check_interval
 from spikeprof.profiler.trace import CollectorNote
 from spikeprof.profiler.units import NS_PER_S
@@ -34,18 +34,30 @@ _UNREADY_END_SECONDS = 1.0
 _KILLED_SECONDS = 5.0
 
 
-def visible_gpus(nvml: Any = None) -> tuple[int, ...]:
-    """NVML's numbers of the GPUs that a program started from here can use; the first one where NVML cannot be asked.
-
-    CUDA_VISIBLE_DEVICES holds numbers or the beginnings of UUIDs; anything else (MIG) means all of them.
-    """
+def machine_gpus(nvml: Any = None) -> tuple[Gpu, ...]:
+    """The GPUs of this machine; none where NVML cannot be asked."""
     try:
         with opened(nvml) as module:
-            gpus = devices(module)
+            return devices(module)
     except NvmlUnavailable:
-        gpus = ()
+        return ()
+
+
+def visible_gpus(gpus: Sequence[Gpu] | None = None) -> tuple[int, ...]:
+    """NVML's numbers of the GPUs that a program started from here can use; the first one where none is known.
+
+    ``gpus`` are those of the machine, which is asked unless they are given. CUDA_VISIBLE_DEVICES holds numbers or the
+    beginnings of UUIDs; anything else (MIG) means all of them, and so do numbers on a machine with GPUs of several
+    kinds, which CUDA numbers by speed.
+    """
+    gpus = machine_gpus() if gpus is None else gpus
+    numbered = len({gpu.name for gpu in gpus}) == 1 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     words = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    named = [g.index for word in words for g in gpus if word and (word == str(g.index) or g.uuid.startswith(word))]
+
+    def is_meant(gpu: Gpu, word: str) -> bool:
+        return (numbered and word == str(gpu.index)) or (word != "" and gpu.uuid.startswith(word))
+
+    named = [gpu.index for word in words for gpu in gpus if is_meant(gpu, word)]
     return tuple(dict.fromkeys(named)) or tuple(gpu.index for gpu in gpus) or (0,)
 
 

@@ -323,6 +323,18 @@ def test_counts_in_idle_time(read: Any, written: Any, instructions: Any, rules: 
     assert all(f.scope == {"device": 0} for f in result.findings)
 
 
+def test_what_runs_on_a_gpu_that_the_program_does_not_use_is_not_its_own() -> None:
+    mine = [*balance(READ, 100, 0), *balance("instructions_count", 100, 0)]
+    other = [
+        {"device": 1, "metric": m, "place": "idle", "value": 900.0, "time_ns": 1000}
+        for m in (READ, "instructions_count")
+    ]
+    result = asked(trace([kernel_class("k", 900)], counters(0, **{READ: 1.0}), counter_balance=mine + other))
+    assert [f.rule for f in result.findings] == []
+    assert result.metric("dram_outside_kernels_share") == 0
+    assert result.tables["balance"]["device"] == [0, 0, 1, 1]
+
+
 def test_the_share_of_other_work_is_told_and_sectors_tell_it_where_instructions_were_not_counted() -> None:
     rows = balance(SECTORS, 90, 10)
     result = asked(trace([kernel_class("k", 900)], counters(0, **{SECTORS: 1.0}), counter_balance=rows))

@@ -17,7 +17,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from spikeprof.profiler.collecting import Collected, gpu_numbers
 from spikeprof.profiler.collectors import pm_files, pm_sampling
+from spikeprof.profiler.collectors.nvml import Gpu
 from spikeprof.profiler.collectors.pm_sampler import EXIT_STUCK, Order
 from spikeprof.profiler.collectors.pm_sampling import PmSamplingCollector
 from spikeprof.profiler.collectors.pm_writer import computed, packed, resolved, sources
@@ -366,6 +368,55 @@ def test_files_of_no_gpu_are_passed_over(tmp_path: Path) -> None:
         (tmp_path / name).write_text("{}")
     (tmp_path / "pm-1.jsonl").mkdir()
     assert pm_files.read(tmp_path) == []
+
+
+def _gpus(*names: str) -> list[Gpu]:
+    return [Gpu(i, f"GPU-{i}f5e", name, 0, "", "") for i, name in enumerate(names)]
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, (0, 1, 2)),
+        ("", (0, 1, 2)),
+        ("2,0", (2, 0)),
+        (" 1 ,1,", (1,)),
+        ("GPU-2f", (2,)),
+        ("GPU-1f5e,0", (1, 0)),
+        ("MIG-0a1b", (0, 1, 2)),
+        ("-1", (0, 1, 2)),
+        ("7", (0, 1, 2)),
+        ("\x00é²", (0, 1, 2)),
+    ],
+)
+def test_the_gpus_that_the_program_can_use(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, expected: tuple[int, ...]
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setattr(os, "environ", {**os.environ, "CUDA_VISIBLE_DEVICES": visible})
+    assert pm_sampling.visible_gpus(_gpus("H200", "H200", "H200")) == expected
+    assert pm_sampling.visible_gpus([]) == (0,)
+
+
+def test_numbers_that_cuda_gave_by_speed_mean_any_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    assert pm_sampling.visible_gpus(_gpus("T4", "H200")) == (0, 1)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    assert pm_sampling.visible_gpus(_gpus("T4", "H200")) == (1,)
+
+
+def test_which_gpu_a_number_means_is_known_to_who_puts_it_together_later(tmp_path: Path) -> None:
+    folder = tmp_path / pm_files.FOLDER
+    folder.mkdir()
+    assert gpu_numbers(tmp_path, Collected()) == {}
+    pm_files.write_gpus(folder, {"GPU-0f5e": 3})
+    assert gpu_numbers(tmp_path, Collected()) == {"GPU-0f5e": 3}
+    assert gpu_numbers(tmp_path, Collected(ordinals={"GPU-1": 1})) == {"GPU-1": 1}
+    for damaged in (b"", b"[]", b'{"GPU-0": "x"}', b"\xff\xfe"):
+        (folder / "gpus.json").write_bytes(damaged)
+        assert pm_files.read_gpus(folder) == {}
 
 
 def test_an_order_is_what_the_session_writes() -> None:

@@ -10,6 +10,7 @@ import pytest
 from collectors import fake_links
 from collectors.fake_links import FakeLinks, NVMLError
 
+from spikeprof.profiler.collecting import stop_all
 from spikeprof.profiler.collectors import topology
 from spikeprof.profiler.collectors.nvml_links import bus_address
 from spikeprof.profiler.collectors.topology import TopologyCollector
@@ -269,3 +270,10 @@ def test_a_driver_that_hangs_does_not_hang_the_stop(monkeypatch: pytest.MonkeyPa
 )
 def test_bus_addresses(text: Any, address: tuple[int, ...] | None) -> None:
     assert bus_address(text) == address
+
+
+def test_gpus_are_numbered_alike_where_no_gauge_is_read() -> None:
+    """``--nvml-interval-ms 0``: kernels must still find the counters and the links of their GPU."""
+    collector = TopologyCollector(fake_links.h200_pair(), NOWHERE)
+    collector.start(0)
+    assert sorted(stop_all([collector]).ordinals.values()) == [0, 1]
