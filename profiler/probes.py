@@ -168,9 +168,11 @@ def pm_sampling() -> Probe:
         collector = PmSamplingCollector(visible_gpus(), everything, _PROBE_INTERVAL_NS, Path(folder), max_samples=0)
         collector.start(0)
         note, _ = collector.stop()
-        sampled = {m for files in pm_files.read(Path(folder)) for one in files.sets for m in one.metrics}
+        by_gpu = [{m for one in files.sets for m in one.metrics} for files in pm_files.read(Path(folder))]
+    sampled = set.intersection(*by_gpu) if by_gpu else set()
     if not sampled:
-        return Probe(name, "degraded", f"no counter can be sampled: {note.reason}")
+        what = "not on every GPU" if any(by_gpu) else "no counter can be sampled"
+        return Probe(name, "degraded", f"{what}: {note.reason}")
     works = [key for key, metrics in SETS.items() if set(metrics) <= sampled]
     lacks = [
         f"{key} without {', '.join(sorted({*metrics} - sampled))}" for key, metrics in SETS.items() if key not in works

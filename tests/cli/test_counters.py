@@ -14,6 +14,7 @@ import pytest
 from cli.command import SPIKEPROF, refusal, spikeprof
 
 from spikeprof.profiler import counter_metrics, probes, watch
+from spikeprof.profiler.collectors import pm_sampling
 from spikeprof.profiler.collectors.pm_files import SampledSet
 from spikeprof.profiler.counter_metrics import SETS
 from spikeprof.profiler.errors import OutputError
@@ -169,6 +170,9 @@ def test_doctor_says_which_sets_can_be_had(pm_gpu: pytest.MonkeyPatch) -> None:
     assert probe.detail == "--counters=memory; nvlink without nvlink_received_bytes, nvlink_sent_bytes"
     pm_gpu.delenv("FAKE_PM_LACKS")
     assert probes.pm_sampling().detail == "--counters=memory,nvlink"
+    pm_gpu.setattr(pm_sampling, "visible_gpus", lambda: (0, 1))
+    second = probes.pm_sampling()
+    assert (second.state, second.detail[:43]) == ("degraded", "not on every GPU: GPU 1: there is no GPU 1;")
     pm_gpu.setenv("FAKE_PM_FAIL", "privileges")
     refused = probes.pm_sampling()
     assert refused.state == "degraded"
