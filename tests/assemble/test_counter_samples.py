@@ -12,6 +12,7 @@ from spikeprof.profiler import store
 from spikeprof.profiler.assemble.counter_samples import write_counter_samples
 from spikeprof.profiler.collectors.pm_files import SampledSet
 from spikeprof.profiler.schema import TABLES
+from spikeprof.profiler.trace import Manifest
 
 T0 = 1_790_000_000_000_000_000
 
@@ -55,3 +56,19 @@ def test_nothing_sampled_is_an_empty_table(tmp_path: Path) -> None:
     table = pq.read_table(folder / "counter_samples.parquet")
     assert table.num_rows == 0
     assert table.column_names == TABLES["counter_samples"].arrow.names
+
+
+def test_times_that_cannot_be_true_are_left_out(tmp_path: Path) -> None:
+    """What a power cut leaves: zeros. And samples that end as they begin, or before, or at another time altogether."""
+    one = sampled(tmp_path, 0, 0, ("a",), [0, 10, 20, 30, 40, 50])
+    rows = np.fromfile(one.path).reshape(-1, 3)
+    rows[1] = 0
+    rows.view(np.int64)[2, 1] -= 10
+    rows.view(np.int64)[3, 1] -= 11
+    rows.view(np.int64)[4, :2] += 2**54
+    rows.tofile(one.path)
+    folder = store.create_folder(tmp_path / "t")
+    assert write_counter_samples(folder, [one], T0) == 2
+    assert pq.read_table(folder / "counter_samples.parquet").column("start_ns").to_pylist() == [0, 50]
+    store.write_manifest(folder, Manifest("spikeprof", T0, 60))
+    assert store.read_trace(folder).sound().damaged == {}
