@@ -49,6 +49,8 @@ def is_trace(path: Path) -> bool:
 
 def create_folder(path: Path) -> Path:
     """Make a new trace folder, for its owner only. Raises OutputError when it exists or cannot be made."""
+    if not _is_text(path):
+        raise OutputError(f"the name {os.fsencode(path)!r} is no text in UTF-8: name another folder with -o")
     if os.path.lexists(path):
         raise OutputError(f"{path} exists already and is left as it is: name another folder with -o, or remove it")
     try:
@@ -57,6 +59,15 @@ def create_folder(path: Path) -> Path:
     except OSError as error:
         raise OutputError(f"cannot create the trace folder {path}: {error.strerror}") from error
     return path
+
+
+def _is_text(path: Path) -> bool:
+    """Whether Arrow can open files there: it takes no names that are not UTF-8."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def write_table(folder: Path, name: str, table: pa.Table) -> int:
@@ -124,6 +135,10 @@ def read_trace(folder: Path) -> Trace:
 
 def _read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST_NAME
+    if not _is_text(folder):
+        raise InputError(
+            f"the name {os.fsencode(folder)!r} is no text in UTF-8: rename it, or change into it and name ."
+        )
     if not folder.exists():
         raise TraceNotFound(f"there is no {folder}: `spikeprof run -- CMD` makes a trace")
     if not path.is_file():

@@ -51,6 +51,16 @@ def _written(folder: Path, trace: Trace | None = None) -> Path:
 # -- round trips ------------------------------------------------------------------------------------------
 
 
+def test_a_name_that_is_no_text_is_refused_before_anything_is_done(tmp_path: Path) -> None:
+    name = tmp_path / os.fsdecode(b"t\xfe")
+    with pytest.raises(OutputError, match="no text in UTF-8"):
+        store.create_folder(name)
+    assert not name.exists()
+    _written(tmp_path, _trace()).rename(name)
+    with pytest.raises(InputError, match="rename it"):
+        store.read_trace(name)
+
+
 def test_tables_and_manifest_come_back(tmp_path: Path) -> None:
     trace = _trace()
     back = store.read_trace(_written(tmp_path, trace))
