@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from spikeprof.profiler.collectors import pm_files
@@ -32,6 +33,7 @@ _READY_SECONDS = 20.0
 _END_SECONDS = 20.0
 _UNREADY_END_SECONDS = 1.0
 _KILLED_SECONDS = 5.0
+_LENGTH_MAX = 100
 
 
 def machine_gpus(nvml: Any = None) -> tuple[Gpu, ...]:
@@ -221,9 +223,9 @@ def _by_reason(missing: Mapping[str, str]) -> dict[str, list[str]]:
 
 def _coverage(files: pm_files.SamplerFiles, span: tuple[int, int] | None) -> str:
     """How much of the time each list of metrics was sampled."""
-    sampled = [(one, one.times()) for one in files.sets if len(one.rows)]
-    begin = min(int(times[0, 0]) for _, times in sampled)
-    end = max(int(times[-1, 1]) for _, times in sampled)
+    sampled = [(one, _sound_times(one)) for one in files.sets if len(one.rows)]
+    begin = min((int(times[0, 0]) for _, times in sampled if len(times)), default=0)
+    end = max((int(times[-1, 1]) for _, times in sampled if len(times)), default=0)
     if span:
         begin, end = min(begin, span[0]), max(end, span[1])
     parts = []
@@ -233,6 +235,13 @@ def _coverage(files: pm_files.SamplerFiles, span: tuple[int, int] | None) -> str
         parts.append(f"{names} sampled {np.round(share * 100):.0f} % of the time")
     every = files.sets[0].interval_ns
     return f"{'; '.join(parts)}, every {every / 1000:g} µs" if every < NS_PER_S else "; ".join(parts)
+
+
+def _sound_times(one: pm_files.SampledSet) -> npt.NDArray[np.int64]:
+    """Begin and end of the samples that can be: files that were cut off may hold others."""
+    times = one.times()
+    length = times[:, 1] - times[:, 0]
+    return times[(length > 0) & (length <= _LENGTH_MAX * one.interval_ns)]
 
 
 def _signal(number: int) -> str:

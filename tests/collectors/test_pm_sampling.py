@@ -343,6 +343,19 @@ def test_a_row_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     assert pm_files.SampledSet(0, ("a",), 10_000, tmp_path / "none").times().shape == (0, 2)
 
 
+def test_the_share_sampled_is_that_of_samples_that_can_be(tmp_path: Path) -> None:
+    """Eight of ten samples; one is zeros, one ends years later."""
+    rows = np.zeros((10, 3))
+    rows.view(np.int64)[:, 0] = 1000 + np.arange(10) * 10
+    rows.view(np.int64)[:, 1] = 1010 + np.arange(10) * 10
+    rows[4] = 0
+    rows.view(np.int64)[7, 1] = 2**62
+    rows.tofile(tmp_path / "pm-0-0.bin")
+    files = pm_files.SamplerFiles(0, [pm_files.SampledSet(0, ("a",), 10, tmp_path / "pm-0-0.bin")])
+    assert told_shares(pm_sampling.note_of([files])) == [0.8]
+    assert told_shares(pm_sampling.note_of([files], span=(900, 1100))) == [0.4]
+
+
 def test_damaged_events_are_passed_over(tmp_path: Path) -> None:
     good = '{"ev": "set", "number": 0, "metrics": ["a"], "interval_ns": 5}'
     (tmp_path / "pm-0.jsonl").write_text(f'{good}\nno json\n{{"ev": "set"}}\n[1]\n{{"ev": "overflow"}}\n{{"ev"')
