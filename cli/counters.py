@@ -33,6 +33,12 @@ def counters(
     interval_us: Annotated[
         float, typer.Option("--counters-interval-us", metavar="US", help="Microseconds between samples.")
     ] = 10.0,
+    max_samples: Annotated[
+        int,
+        typer.Option(
+            "--counters-samples", metavar="N", help="Stop sampling a GPU after N samples; 0 = no limit.", min=0
+        ),
+    ] = 10_000_000,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="DIR", help="Trace folder to keep the samples in.")
     ] = None,
@@ -50,7 +56,7 @@ def counters(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` ends it as Ctrl-C does, and nothing is left
     chosen = tuple(dict.fromkeys(device)) if device else visible_gpus()
     with _bar(seconds) as tick:
-        watched = watch(chosen, metrics_of(metrics), seconds, round(interval_us * 1000), output, tick)
+        watched = watch(chosen, metrics_of(metrics), seconds, round(interval_us * 1000), max_samples, output, tick)
     if not watched.readings:
         raise NoGpu(f"no counters were sampled: {watched.note.reason}; `spikeprof doctor` says what would unlock them")
     if as_json:

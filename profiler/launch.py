@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -50,7 +51,8 @@ def run(command: Sequence[str], env: Mapping[str, str]) -> int:
         if not child:
             early.append(number)
         elif child[0].poll() is None:
-            child[0].send_signal(number)
+            with suppress(PermissionError):  # it runs as another user, as under sudo
+                child[0].send_signal(number)
 
     for number in (*_FORWARDED, signal.SIGINT):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup: the child is to ignore it, too

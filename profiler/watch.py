@@ -43,17 +43,20 @@ def watch(
     metrics: Sequence[str],
     seconds: float,
     interval_ns: int,
+    max_samples: int,
     output: Path | None = None,
     tick: Callable[[float], None] = lambda elapsed: None,
 ) -> Watched:
     """Sample for ``seconds``; KeyboardInterrupt ends it early, and what was sampled counts.
+
+    Samples lie in a temporary folder, ``max_samples`` of each GPU at most (0 = no limit) of some 80 bytes.
 
     With ``output``, the samples become a trace folder (table ``counter_samples``). ``tick`` is told the time elapsed.
     Raises UsageError for an interval out of range, OutputError for a folder that cannot be made, KeyboardInterrupt when
     it comes before the sampling began or after it has ended.
     """
     with _temporary_folder() as spool:
-        collector = PmSamplingCollector(devices, metrics, interval_ns, spool, max_samples=0)
+        collector = PmSamplingCollector(devices, metrics, interval_ns, spool, max_samples)
         folder = store.create_folder(output) if output else None
         try:
             t0_unix_ns = _sample(collector, seconds, tick)

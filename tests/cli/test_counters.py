@@ -74,6 +74,13 @@ def test_refusals_leave_nothing_behind(
     assert not (tmp_path / "t").exists()
 
 
+def test_samples_are_bounded(pm_gpu: pytest.MonkeyPatch) -> None:
+    done = spikeprof("counters", "--seconds", "1", "--counters-samples", "1000", "--json")
+    answer = json.loads(done.stdout)
+    assert "(--counters-samples)" in answer["note"]["reason"]
+    assert 1000 <= answer["note"]["records_count"] < 5000
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ended_early_it_tells_what_it_has(pm_gpu: pytest.MonkeyPatch, tmp_path: Path, number: int) -> None:
     with _started("counters", "--seconds", "60", "-o", str(tmp_path / "t")) as child:
@@ -125,7 +132,7 @@ def test_readings_leave_out_what_is_no_number(tmp_path: Path) -> None:
 def test_without_a_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/no/such/folder")
     with pytest.raises(OutputError, match="set TMPDIR"):
-        watch.watch((0,), SETS["memory"], 1, 10_000)
+        watch.watch((0,), SETS["memory"], 1, 10_000, 0)
 
 
 def test_run_takes_the_memory_set_where_no_set_is_named(pm_gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:

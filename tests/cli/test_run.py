@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,18 @@ def test_windows_that_are_none(text: str) -> None:
 def test_seconds_that_no_clock_reaches(options: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="finite numbers of seconds"):
         RunOptions(**options)  # type: ignore[arg-type]
+
+
+def test_a_program_of_another_user_cannot_be_signalled_and_is_waited_for() -> None:
+    script = """
+import os, signal, subprocess, sys
+from spikeprof.profiler import launch
+
+def refuse(self, number):
+    raise PermissionError(1, "Operation not permitted")
+
+subprocess.Popen.send_signal = refuse
+sys.exit(launch.run(["sh", "-c", "kill -TERM $PPID; sleep 0.2; exit 7"], os.environ))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (7, "")
