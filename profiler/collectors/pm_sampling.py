@@ -208,6 +208,12 @@ def note_of(
         samples_count += sum(counts)
         if sum(counts):
             remarks.append(gpu + _coverage(files, span))
+            late = [
+                metric for one, count in zip(files.sets, counts, strict=True) for metric in one.metrics if not count
+            ]
+            reasons += (
+                [f"{gpu}no {', '.join(late)} (it ended before their turn: one pass cannot take all)"] if late else []
+            )
     state = "refused" if not samples_count else "degraded" if reasons else "ok"
     if not samples_count and not reasons:
         reasons.append("no samples came")

@@ -133,6 +133,14 @@ def test_what_one_pass_cannot_take_takes_turns(pm_gpu: pytest.MonkeyPatch, tmp_p
     assert sum(shares) <= 1
 
 
+def test_a_turn_that_never_came_is_told(pm_gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pm_gpu.setenv("FAKE_PM_APART", "dram__bytes_read.sum")
+    note, _ = sampled(tmp_path, ("l2_sectors_count", "dram_read_bytes"), seconds=0.3)
+    assert note.state == "degraded"
+    assert "GPU 0: no dram_read_bytes (it ended before their turn: one pass cannot take all)" in note.reason
+    assert len(told_shares(note)) == 1
+
+
 def test_the_budget_ends_sampling_and_says_so(pm_gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
     note, (files,) = sampled(tmp_path, max_samples=1000, seconds=0.5)
     assert 1000 <= len(files.sets[0].times()) < 3300
