@@ -83,12 +83,18 @@ def test_samples_are_bounded(pm_gpu: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ended_early_it_tells_what_it_has(pm_gpu: pytest.MonkeyPatch, tmp_path: Path, number: int) -> None:
+    pm_gpu.setenv("TMPDIR", str(tmp_path))
     with _started("counters", "--seconds", "60", "-o", str(tmp_path / "t")) as child:
-        time.sleep(3)
+        deadline = time.monotonic() + 30
+        while not any(path.stat().st_size for path in tmp_path.rglob("pm-0-0.bin")):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.5)  # the session hears of it, too
         child.send_signal(number)
         told, errors = child.communicate(timeout=30)
     assert (child.returncode, errors) == (0, "")
     assert "DRAM read" in told
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
     assert open_trace(tmp_path / "t").table("counter_samples").num_rows
 
 

