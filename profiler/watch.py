@@ -123,7 +123,7 @@ def _reading(device: int, metric: str, length: Ints, values: Floats) -> Reading:
 
 def _write(folder: Path, sets: Sequence[pm_files.SampledSet], note: CollectorNote, t0_unix_ns: int) -> None:
     write_counter_samples(folder, sets, t0_unix_ns)
-    last = max((int(one.times()[-1, 1]) for one in sets if len(one.rows)), default=t0_unix_ns)
+    last = max((int(one.times()[:, 1].max()) for one in sets if len(one.rows)), default=t0_unix_ns)
     manifest = Manifest(
         source="spikeprof",
         t0_unix_ns=t0_unix_ns,

@@ -221,22 +221,26 @@ class PmSampler:
         return Decoded(complete, int(self._info.num_populated_samples) - complete)
 
     def read(self, image: Image, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """The first ``count`` samples of an image: begin and end [count, 2] in Unix ns, values [count, metrics]."""
+        """The first ``count`` samples of an image: begin and end [count, 2] in Unix ns, values [count, metrics].
+
+        One that CUPTI refuses has times of 0, or NaN for values.
+        """
         times, values = np.zeros((count, 2), np.int64), np.zeros((count, len(self.metrics)))
         self._aim(self._times, image)
         index, begin, end = _views(self._times, self._c, "pm_sampling_counter_data_get_sample_info", _SAMPLE_FIELDS)
         ask, at = self._lib.cuptiPmSamplingCounterDataGetSampleInfo, ctypes.c_void_p(self._times.ptr)
         for k in range(count):  # CUPTI gives them one by one
             index.value = k
-            ask(at)
-            times[k] = begin.value, end.value
+            if ask(at) == 0:
+                times[k] = begin.value, end.value
         self._aim(self._values, image)
         index, target = _views(self._values, self._c, "profiler_host_evaluate_to_gpu_values", _VALUE_FIELDS)
         ask, at = self._lib.cuptiProfilerHostEvaluateToGpuValues, ctypes.c_void_p(self._values.ptr)
         row, base = values.strides[0], values.ctypes.data
         for k in range(count):
             index.value, target.value = k, base + k * row
-            ask(at)
+            if ask(at):
+                values[k] = np.nan
         return times, values
 
     @staticmethod

@@ -5,7 +5,7 @@
  * the image; a metric of a unit that the GPU lacks leaves every sample incomplete, and so does a second configuration of one sampling object; a hardware
  * buffer that ran over stays so until the object is made anew.
  *
- * FAKE_PM_FAIL=privileges|busy|crash|hang; FAKE_PM_LACKS=unit; FAKE_PM_APART=metric: one pass cannot take it with others;
+ * FAKE_PM_FAIL=privileges|busy|crash|hang|some; FAKE_PM_LACKS=unit; FAKE_PM_APART=metric: one pass cannot take it with others;
  * FAKE_PM_DECODE_US=microseconds that decoding one sample takes; FAKE_PM_ROOM=samples that the hardware buffer holds.
  */
 #define _GNU_SOURCE
@@ -194,6 +194,8 @@ int cuptiPmSamplingCounterDataGetSampleInfo(void *params)
 {
     Image *image = AT(Image *, 24);
     uint64_t k = AT(uint64_t, 40);
+    if (wish("FAKE_PM_FAIL", "some") && k % 4 == 2)
+        return INVALID_PARAMETER;
     AT(uint64_t, 48) = image->times[k][0];
     AT(uint64_t, 56) = image->times[k][1];
     return OK;
@@ -263,6 +265,8 @@ int cuptiProfilerHostEvaluateToGpuValues(void *params)
 {
     Image *image = AT(Image *, 24);
     uint64_t k = AT(uint64_t, 40), ns = image->times[k][1] - image->times[k][0];
+    if (wish("FAKE_PM_FAIL", "some") && k % 4 == 1)
+        return INVALID_PARAMETER;
     const char **names = AT(const char **, 48);
     double *values = AT(double *, 64);
     for (uint64_t i = 0; i < AT(uint64_t, 56); i++)

@@ -69,6 +69,18 @@ def test_rows_carry_our_metrics_on_the_unix_clock(pm_gpu: pytest.MonkeyPatch, tm
     assert {oct(path.stat().st_mode & 0o777) for path in tmp_path.glob("pm-*")} == {"0o600"}
 
 
+def test_a_sample_that_cupti_does_not_give_is_none(pm_gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of four in a row, one without values and one without times: neither is a sample of zeros, or one twice."""
+    pm_gpu.setenv("FAKE_PM_FAIL", "some")
+    _, (files,) = sampled(tmp_path, ("dram_read_bytes",))
+    times, values = files.sets[0].times(), files.sets[0].values()[:, 0]
+    first, refused = times[:, 0] > 0, np.isnan(values)
+    assert (values[first & ~refused] == 300_000).all()
+    assert len(set(times[first, 0].tolist())) == np.count_nonzero(first)
+    assert 0.2 < refused.mean() < 0.3
+    assert 0.2 < (~first).mean() < 0.3
+
+
 def test_it_stands_still_where_decoding_does_not_keep_up(pm_gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pm_gpu.setenv("FAKE_PM_DECODE_US", "30")
     note, (files,) = sampled(tmp_path, seconds=1.5, interval_ns=10_000)
