@@ -65,6 +65,10 @@ _START = Column("start_ns", _I64, "first nanosecond")
 _END = Column("end_ns", _I64, "one past the last nanosecond")
 _GRAPH = Column("graph_id", _I32, "executable CUDA graph that launched it; 0 = launched directly")
 _NODE = Column("graph_node_id", _I64, "node of that executable graph; 0 = launched directly")
+_SHAPE = (
+    *(Column(f"grid_{axis}", _I32, "blocks") for axis in "xyz"),
+    *(Column(f"block_{axis}", _I32, "threads") for axis in "xyz"),
+)
 
 _TABLES = (
     Table(
@@ -116,12 +120,7 @@ _TABLES = (
             Column("name", _NAME, "demangled where possible, else as recorded"),
             _START,
             _END,
-            Column("grid_x", _I32, "blocks"),
-            Column("grid_y", _I32, "blocks"),
-            Column("grid_z", _I32, "blocks"),
-            Column("block_x", _I32, "threads"),
-            Column("block_y", _I32, "threads"),
-            Column("block_z", _I32, "threads"),
+            *_SHAPE,
             Column("registers_count", _I32, "registers per thread"),
             Column("shared_static_bytes", _I32, "static shared memory per block"),
             Column("shared_dynamic_bytes", _I32, "dynamic shared memory per block"),
@@ -287,12 +286,7 @@ _TABLES = (
             Column("class_id", _I32, "row number"),
             _DEVICE,
             Column("name", _NAME, "as in kernels"),
-            Column("grid_x", _I32, "blocks"),
-            Column("grid_y", _I32, "blocks"),
-            Column("grid_z", _I32, "blocks"),
-            Column("block_x", _I32, "threads"),
-            Column("block_y", _I32, "threads"),
-            Column("block_z", _I32, "threads"),
+            *_SHAPE,
             Column("launches_count", _I64, "launches while counters were sampled"),
             Column("total_ns", _I64, "their durations together"),
         ),

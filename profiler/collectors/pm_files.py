@@ -71,7 +71,6 @@ class SamplerFiles:
     problems: list[str] = field(default_factory=list)
     paused_ns: int = 0  # time in which sampling stood still so that decoding could catch up
     overflows_count: int = 0
-    incomplete_count: int = 0
     finished: bool = False
 
 
@@ -135,7 +134,5 @@ def _apply(files: SamplerFiles, folder: Path, event: dict[str, Any]) -> None:
             files.paused_ns += int(event["ns"])
         case "overflow":
             files.overflows_count += 1
-        case "incomplete":
-            files.incomplete_count += int(event["samples"])
         case "end":
             files.finished = True

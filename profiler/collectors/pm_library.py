@@ -68,10 +68,9 @@ def _start_driver() -> None:
 
 @dataclass(slots=True)
 class Decoded:
-    """What one decoding brought: samples that can be read, and those begun and not complete."""
+    """What one decoding brought: how many samples can be read, and whether samples ran over before it."""
 
     count: int
-    incomplete_count: int = 0
     overflow: bool = False
 
 
@@ -207,18 +206,15 @@ class PmSampler:
         """Samples taken since the last call, at most the image's capacity, into the image."""
         image.clear()
         parameters = self._decode
-        parameters.p_counter_data_image = image.data.ctypes.data
-        parameters.counter_data_image_size = len(image.data)
+        self._aim(parameters, image)
         code = self._lib.cuptiPmSamplingDecodeData(ctypes.c_void_p(parameters.ptr))
         if code == _OUT_OF_MEMORY or parameters.overflow:
             return Decoded(0, overflow=True)
         if code:
             raise PmUnavailable(f"samples could not be decoded: CUPTI error {code}")
-        self._info.p_counter_data_image = image.data.ctypes.data
-        self._info.counter_data_image_size = len(image.data)
+        self._aim(self._info, image)
         self._lib.cuptiPmSamplingGetCounterDataInfo(ctypes.c_void_p(self._info.ptr))
-        complete = int(self._info.num_completed_samples)
-        return Decoded(complete, int(self._info.num_populated_samples) - complete)
+        return Decoded(int(self._info.num_completed_samples))
 
     def read(self, image: Image, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         """The first ``count`` samples of an image: begin and end [count, 2] in Unix ns, values [count, metrics].
