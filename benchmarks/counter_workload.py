@@ -11,6 +11,7 @@ import time
 import torch
 
 MUL_LAUNCHES, SMALL_LAUNCHES, GEMM_LAUNCHES, GATHER_LAUNCHES = 5, 300, 3, 3
+DECODE_STEPS = 40
 PARTS = ("mul", "small", "gemm", "gather", "decode")
 
 
@@ -18,7 +19,7 @@ def main() -> None:
     """Run the parts, 2 ms apart."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", default=",".join(PARTS[:-1]))
-    parser.add_argument("--steps", type=int, default=40, help="decode steps")
+    parser.add_argument("--steps", type=int, default=DECODE_STEPS, help="decode steps")
     parser.add_argument("--repeat", type=int, default=1, help="how often all of it")
     arguments = parser.parse_args()
     parts = arguments.parts.split(",")

@@ -21,6 +21,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+from counter_workload import DECODE_STEPS
 
 #: Ours, and ncu's for it.
 METRICS = {
@@ -104,10 +105,17 @@ def main() -> int:
         sampled(
             arguments.spikeprof.split(), [*program, "--repeat", str(arguments.repeat)], folder, arguments.interval_us
         )
-        print(f"sampled run: {time.monotonic() - began:.1f} s in all")
+        sampled_seconds = time.monotonic() - began
+        print(f"sampled run: {sampled_seconds:.1f} s in all")
         ours = classes(folder)
     theirs, seconds, kernels = replayed(arguments.ncu.split(), [*program, "--steps", "1"], arguments.launches)
     print(f"ncu: {seconds:.1f} s for {kernels} kernels, {seconds / max(kernels, 1) * 1e3:.0f} ms each")
+    if arguments.parts == "decode" and not arguments.launches:
+        steps = DECODE_STEPS * arguments.repeat
+        print(
+            f"a decode step: {sampled_seconds / steps * 1e3:.2f} ms sampled, start and analysis of {steps} included, "
+            f"{seconds:.1f} s replayed: {seconds * steps / sampled_seconds:.0f} times as long"
+        )
     inside: dict[str, list[bool]] = defaultdict(list)
     print(f"{'us':>7} {'launches':>8} {'metric':20} {'ours':>14} {'low':>14} {'high':>14} {'ncu':>14} {'ratio':>7}")
     for key, values in theirs.items():

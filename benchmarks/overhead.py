@@ -1,6 +1,6 @@
 """What recording costs the program: eager decode step and CUDA-graph replay, on a GPU.
 
-    python benchmarks/overhead.py [--processes 6] [--repeats 3] [--window-seconds 12] [--json FILE]
+    python benchmarks/overhead.py [--processes 6] [--repeats 3] [--window 0.1,0.9] [--window-seconds 12]
 
 Ways of recording take turns within a process, in random order; each block stands between two blocks of the reference,
 ``off``: the agent as shipped, started as in a target, with recording switched off (as in ``--clean-steps``). The ratio
@@ -217,7 +217,7 @@ def _pair(bench: Bench, warm: int) -> tuple[float, float]:
     return eager, timed(bench.work.replay, GRAPH_BLOCK)
 
 
-def windows(bench: Bench, seconds: float, on: float = 0.1, off: float = 0.9) -> Pairs:
+def windows(bench: Bench, seconds: float, on: float, off: float) -> Pairs:
     """Recording in windows, in stretches of one cycle that take turns with stretches of recording switched off."""
     steps = {"eager": (bench.work.step, EAGER_BLOCK), "graph": (bench.work.replay, GRAPH_BLOCK)}
     found: dict[str, list[tuple[float, float]]] = {"eager": [], "graph": []}
@@ -232,7 +232,7 @@ def windows(bench: Bench, seconds: float, on: float = 0.1, off: float = 0.9) -> 
             bench.off()
             bench.agent.set_condition("off", None)
             found[kind].append((during, _stretch(step, chunk, on + off)))
-    return {"windows of 10 %": found}
+    return {f"windows of {on:g} s in {on + off:g} s": found}
 
 
 def _stretch(step: Callable[[], None], chunk: int, seconds: float) -> float:
@@ -284,9 +284,10 @@ def summary(pairs: list[tuple[float, float]]) -> dict[str, float]:
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--processes", type=int, default=6, help="with us, and as many without")
+    parser.add_argument("--processes", type=int, default=6, help="with us, and as many without; 0: windows only")
     parser.add_argument("--repeats", type=int, default=3, help="in each process")
-    parser.add_argument("--window-seconds", type=float, default=12)
+    parser.add_argument("--window", default="0.1,0.9", metavar="ON,OFF", help="seconds, as of `spikeprof run`")
+    parser.add_argument("--window-seconds", type=float, default=12, help="for how long to measure windows; 0 = not")
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
     gc.disable()
@@ -304,9 +305,11 @@ def main() -> int:
         if alone and with_us:
             for kind, ratios in off.items():
                 ratios.append(tuple(_median_of_first(p[kind]) for p in (with_us["off again"], alone)))
-    found["off, to untraced"] = off
+    if arguments.processes:
+        found["off, to untraced"] = off
     if arguments.window_seconds:
-        found.update(in_a_fork(lambda bench: windows(bench, arguments.window_seconds)) or {})
+        on, without = map(float, arguments.window.split(","))
+        found.update(in_a_fork(lambda bench: windows(bench, arguments.window_seconds, on, without)) or {})
     head = f"{'quartiles':>18} {'ms':>9}   "
     print(f"{'':32}{'eager: cost':>12} {head}{'graph: cost':>12} {head} n")
     table = {way: show(way, kinds) for way, kinds in found.items()}

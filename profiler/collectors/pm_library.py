@@ -161,7 +161,9 @@ class PmSampler:
             )
             self._blank = self._collector._create_counter_data_image(capacity)
         except Exception as error:
-            raise PmUnavailable(f"sampling {', '.join(metrics)} every {interval_ns} ns: {_name(error)}") from error
+            # Another holder of the counters is seen here, not where sampling is enabled.
+            reason = _known_reason(error) or f"sampling {', '.join(metrics)} every {interval_ns} ns: {_name(error)}"
+            raise PmUnavailable(reason) from error
         self.metrics = tuple(metrics)
         self._names, self._names_at = metrics_to_c_array(list(metrics))
         self._host = self._new_host()
@@ -196,7 +198,7 @@ class PmSampler:
         try:
             self._collector.start()
         except Exception as error:
-            raise PmUnavailable(f"sampling did not start: {_name(error)}") from error
+            raise PmUnavailable(_known_reason(error) or f"sampling did not start: {_name(error)}") from error
 
     def stop(self) -> None:
         """End sampling; what was taken can still be decoded."""
@@ -213,7 +215,9 @@ class PmSampler:
         if code:
             raise PmUnavailable(f"samples could not be decoded: CUPTI error {code}")
         self._aim(self._info, image)
-        self._lib.cuptiPmSamplingGetCounterDataInfo(ctypes.c_void_p(self._info.ptr))
+        code = self._lib.cuptiPmSamplingGetCounterDataInfo(ctypes.c_void_p(self._info.ptr))
+        if code:
+            raise PmUnavailable(f"samples could not be counted: CUPTI error {code}")
         return Decoded(int(self._info.num_completed_samples))
 
     def read(self, image: Image, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
@@ -267,18 +271,23 @@ def _name(error: Exception) -> str:
 
 def _why(error: Exception, device: int) -> str:
     """Why counters cannot be had, and what would unlock them."""
+    if isinstance(error, ValueError):
+        return f"there is no GPU {device}"
+    return _known_reason(error) or f"PM sampling could not be started ({_name(error)})"
+
+
+def _known_reason(error: Exception) -> str:
+    """The same for refusals that have a known cause; empty for others."""
     name = _name(error)
     if isinstance(error, PermissionError) or "PRIVILEGES" in name:
         return (
             "this user may not read GPU counters: run as root, or have the administrator load the driver with "
             "NVreg_RestrictProfilingToAdminUsers=0"
         )
-    if isinstance(error, ValueError):
-        return f"there is no GPU {device}"
     if "BUSY" in name or "already enabled" in name:
         return "another tool holds the GPU's counters (DCGM, Nsight or a second sampler): stop it first"
     if "MIG" in name:
         return "counters of a MIG instance cannot be sampled"
     if "NOT_SUPPORTED" in name or "NOT_COMPATIBLE" in name or "INSUFFICIENT_DRIVER" in name:
         return f"PM sampling needs Turing or newer and a driver of CUDA 12.6 or newer ({name})"
-    return f"PM sampling could not be started ({name})"
+    return ""

@@ -82,8 +82,6 @@ int cuptiPmSamplingEnable(void *params)
 {
     if (wish("FAKE_PM_FAIL", "privileges"))
         return PRIVILEGES;
-    if (wish("FAKE_PM_FAIL", "busy"))
-        return HARDWARE_BUSY;
     if (wish("FAKE_PM_FAIL", "crash"))
         abort();
     while (wish("FAKE_PM_FAIL", "hang"))
@@ -100,6 +98,8 @@ int cuptiPmSamplingDisable(void *params)
 
 int cuptiPmSamplingSetConfig(void *params)
 {
+    if (wish("FAKE_PM_FAIL", "busy"))
+        return HARDWARE_BUSY; /* where an H200 says it */
     Object *o = AT(Object *, 16);
     memcpy(&o->config, AT(void *, 32), sizeof o->config);
     o->configured++;

@@ -154,6 +154,5 @@ def _worker(number: int) -> None:
 
 if __name__ == "__main__":
     name, *numbers = sys.argv[1:]
-    {"guest": guest, "killed": killed, "replays": replays, "steady": steady, "workers": workers, "ranks": ranks}[name](
-        *map(int, numbers)
-    )
+    programs = (guest, killed, memory_patterns, ranks, replays, steady, workers)
+    {program.__name__: program for program in programs}[name](*map(int, numbers))
