@@ -122,7 +122,8 @@ class Device:
             for metrics in lists:
                 # The first list takes the sampler that is there: setting one up takes half a second.
                 sampler, first = None, sampler
-                if working := self._working(metrics, first):
+                # A GPU is set up for one list at a time, so that of several none can be kept ready.
+                if working := self._working(metrics, first, keep=len(lists) == 1):
                     names = [metric.name for metric in working]
                     number = len(self._sets)
                     self._sets.append((number, working))
@@ -147,24 +148,24 @@ class Device:
                 kept.append(metric)
         return kept
 
-    def _working(self, metrics: list[CounterMetric], sampler: PmSampler | None) -> list[CounterMetric]:
+    def _working(self, metrics: list[CounterMetric], sampler: PmSampler | None, keep: bool) -> list[CounterMetric]:
         """The metrics that this GPU delivers: one of a unit that it lacks would leave every sample incomplete."""
-        if self._delivers(metrics, sampler):
+        if self._delivers(metrics, sampler, keep):
             return metrics
         kept = []
         units: dict[str, list[CounterMetric]] = {}
         for metric in metrics:
             units.setdefault(metric.source.split("__")[0], []).append(metric)
         for unit, of_unit in units.items():
-            if len(units) > 1 and self._delivers(of_unit, None, keep=False):
+            if len(units) > 1 and self._delivers(of_unit, None):
                 kept += of_unit
             else:
                 for metric in of_unit:
                     self._journal.write("missing", metric=metric.name, reason=f"this GPU delivers no {unit} counters")
         return kept
 
-    def _delivers(self, metrics: list[CounterMetric], sampler: PmSampler | None, keep: bool = True) -> bool:
-        """Whether samples of these come whole. The sampler of the first list that does is kept for its turn."""
+    def _delivers(self, metrics: list[CounterMetric], sampler: PmSampler | None, keep: bool = False) -> bool:
+        """Whether samples of these come whole. To ``keep`` the sampler is to have it ready for its turn."""
         sampler = sampler or PmSampler(self._order.device, self._library)
         whole = False
         try:
@@ -174,7 +175,7 @@ class Device:
             sampler.stop()
             whole = sampler.decode(sampler.image()).count > 0
         finally:
-            if whole and keep and not self._sets:
+            if whole and keep:
                 self._sampler = sampler
             else:
                 sampler.close()

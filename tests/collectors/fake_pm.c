@@ -2,8 +2,9 @@
  *
  * It behaves as libcupti 13.4 was seen to on an H200: the first sample of an object begins at 0, and that of a later
  * start where the last one before it ended; a decoding consumes all samples that wait, also those that do not fit into
- * the image; a metric of a unit that the GPU lacks leaves every sample incomplete, and so does a second configuration of one sampling object; a hardware
- * buffer that ran over stays so until the object is made anew.
+ * the image; a metric of a unit that the GPU lacks leaves every sample incomplete, and so does a second configuration of
+ * one sampling object; a second object is refused when it is configured, not when it is enabled; a hardware buffer that
+ * ran over stays so until the object is made anew.
  *
  * FAKE_PM_FAIL=privileges|busy|crash|hang|some; FAKE_PM_LACKS=unit; FAKE_PM_APART=metric: one pass cannot take it with others;
  * FAKE_PM_DECODE_US=microseconds that decoding one sample takes; FAKE_PM_ROOM=samples that the hardware buffer holds.
@@ -90,8 +91,12 @@ int cuptiPmSamplingEnable(void *params)
     return OK;
 }
 
+static Object *holder; /* a GPU is configured for one object at a time */
+
 int cuptiPmSamplingDisable(void *params)
 {
+    if (holder == AT(Object *, 16))
+        holder = NULL;
     free(AT(void *, 16));
     return OK;
 }
@@ -99,8 +104,11 @@ int cuptiPmSamplingDisable(void *params)
 int cuptiPmSamplingSetConfig(void *params)
 {
     if (wish("FAKE_PM_FAIL", "busy"))
-        return HARDWARE_BUSY; /* where an H200 says it */
+        return HARDWARE_BUSY;
     Object *o = AT(Object *, 16);
+    if (holder && holder != o)
+        return HARDWARE_BUSY;
+    holder = o;
     memcpy(&o->config, AT(void *, 32), sizeof o->config);
     o->configured++;
     o->interval = AT(uint64_t, 48);

@@ -79,8 +79,8 @@ def replays(count: int = 200) -> None:
     torch.cuda.synchronize()
 
 
-def memory_patterns(repeat: int = 40) -> None:
-    """Kernels of known patterns of memory use, one after the other: each alone for some milliseconds."""
+def memory_patterns(rounds: int = 60, repeat: int = 40) -> None:
+    """Kernels of known patterns of memory use, each alone for some milliseconds; so often that samples meet all."""
     import torch
 
     half = {"device": "cuda", "dtype": torch.float16}
@@ -88,16 +88,17 @@ def memory_patterns(repeat: int = 40) -> None:
     some, more = torch.ones(2**25, **half), torch.empty(2**25, **half)  # 64 MiB each: together twice an H200's L2
     index = torch.randint(0, 2**28, (2**24,), device="cuda")
     values = torch.ones(2**24, **half)
-    for _ in range(repeat):
-        torch.mul(large, 2, out=out)
-    for _ in range(repeat):
-        large[index]
-    for _ in range(repeat):
-        out[index] = values
-    for _ in range(repeat * 4):
-        torch.sin(some, out=more)
-        torch.cos(more, out=some)
-    torch.cuda.synchronize()
+    for _ in range(rounds):
+        for _ in range(repeat):
+            torch.mul(large, 2, out=out)
+        for _ in range(repeat):
+            large[index]
+        for _ in range(repeat):
+            out[index] = values
+        for _ in range(repeat * 4):
+            torch.sin(some, out=more)
+            torch.cos(more, out=some)
+        torch.cuda.synchronize()
 
 
 def steady(steps: int = 300) -> None:

@@ -88,11 +88,9 @@ def test_gpm_dram_share_is_that_of_the_bytes_moved(run: Run) -> None:
 def test_pcie_rates_are_those_of_the_copies(run: Run, phase: str, metric: str) -> None:
     told = run.rate(phase)
     averaged = run.values(f"gpm_{metric}_bytes_per_s", phase).mean()
-    sampled = run.values(f"{metric}_bytes_per_s", phase).mean()
-    print(f"{phase}: copied {told / 1e9:.2f} GB/s, GPM {averaged / 1e9:.2f}, NVML {sampled / 1e9:.2f}")
+    print(f"{phase}: copied {told / 1e9:.2f} GB/s, GPM {averaged / 1e9:.2f}")
     # The link's own headers come on top: up to 24 bytes for every 128 or 256 of payload.
     assert 0.98 * told < averaged < 1.25 * told
-    assert 0.9 * told < sampled < 1.3 * told
 
 
 def test_energy_is_what_the_power_adds_up_to(run: Run) -> None:
