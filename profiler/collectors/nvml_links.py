@@ -130,16 +130,23 @@ def read_machine(nvml: Any, sysfs: Path = _SYSFS) -> Machine:
     return Machine(read, pairs, tuple(reasons))
 
 
-def refreshed(machine: Machine, nvml: Any) -> Machine:
-    """The same with the higher of two readings of each PCIe generation: an idle GPU lowers it to save power."""
-    ask = _Asker(nvml)
-    again = []
-    for links in machine.gpus:
-        handle = ask("nvmlDeviceGetHandleByIndex", links.gpu.index)
-        now = ask("nvmlDeviceGetCurrPcieLinkGeneration", handle) or 0
-        pcie = replace(links.pcie, generation=max(int(now), links.pcie.generation))
-        again.append(replace(links, pcie=pcie))
-    return replace(machine, gpus=tuple(again))
+def refreshed(machine: Machine, nvml: Any, sysfs: Path = _SYSFS) -> Machine:
+    """The same after a second reading, from each GPU the one that tells more.
+
+    An idle GPU lowers its PCIe generation to save power; and where no program holds the driver, its NVLinks were seen
+    not to be up yet when the first one came.
+    """
+    again = read_machine(nvml, sysfs)
+    if [links.gpu.uuid for links in again.gpus] != [links.gpu.uuid for links in machine.gpus]:
+        return machine
+    gpus = tuple(_fuller(*both) for both in zip(machine.gpus, again.gpus, strict=True))
+    return replace(again if gpus == again.gpus else machine, gpus=gpus)
+
+
+def _fuller(first: GpuLinks, second: GpuLinks) -> GpuLinks:
+    told_more = second if len(second.nvlinks) >= len(first.nvlinks) else first
+    generation = max(first.pcie.generation, second.pcie.generation)
+    return replace(told_more, pcie=replace(told_more.pcie, generation=generation))
 
 
 def bus_address(text: Any) -> tuple[int, ...] | None:

@@ -28,7 +28,7 @@ _NOT_ASKED = "not asked for: `spikeprof topology --measure` copies over every li
 
 
 class TopologyCollector:
-    """Reads the topology when started, and once more at the end the PCIe generations, which idle GPUs lower.
+    """Reads the topology when started and once more at the end: idle GPUs lower PCIe, and NVLinks may not be up yet.
 
     ``nvml`` and ``sysfs`` replace the pynvml module and ``/sys`` in tests. ``gpus`` lists the devices once
     stopped: the columns ``src_device`` and ``dst_device`` hold ``Gpu.index``.
@@ -76,7 +76,7 @@ class TopologyCollector:
                 topology_table(machine)  # nonsense from the driver shows here, not in stop
                 self._machine = machine
                 self._stopping.wait()
-                self._machine = refreshed(machine, module)
+                self._machine = refreshed(machine, module, self._sysfs)
         except NvmlUnavailable as error:
             self._problem = str(error)
         except Exception as error:
@@ -122,7 +122,10 @@ def _nvlink(a: GpuLinks, b: GpuLinks, pair: Pair, linked_count: int) -> dict[str
         return None
     kind, links_count = _way(a, b, direct_count, linked_count)
     generation = min(a.nvlink_generation, b.nvlink_generation)
-    if links_count is None:
+    if links_count is None and not (a.nvlinks and b.nvlinks):
+        down = ", ".join(str(end.gpu.index) for end in (a, b) if not end.nvlinks)
+        rate = Rate(None, f"the driver shows no NVLink of GPU {down} as active, though it grants access over NVLink")
+    elif links_count is None:
         rate = Rate(None, "the driver does not tell which GPU each NVLink leads to")
     else:
         line = min((v for v in (a.line_bytes_per_s, b.line_bytes_per_s) if v), default=None)

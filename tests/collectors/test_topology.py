@@ -82,6 +82,32 @@ def test_one_gpu_without_nvlink_is_no_fault() -> None:
     assert set(rows) == {(-1, 0), (0, -1)}
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_links_that_are_up_in_one_of_two_readings_count(late: bool) -> None:
+    fake = fake_links.h200_pair()
+    up, down = fake.nvlinks, ((), ())
+    fake.nvlinks = down if late else up
+    collector = TopologyCollector(fake, NOWHERE)
+    collector.start(0)
+    while collector._machine is None:
+        time.sleep(0.001)
+    fake.nvlinks = up if late else down
+    note, tables = collector.stop()
+    (row,) = [r for r in tables["topology"].to_pylist() if (r["src_device"], r["dst_device"]) == (0, 1)]
+    assert (row["kind"], row["links_count"], row["peak_bytes_per_s"]) == ("nvswitch", 18, 450e9)
+    assert note.state == "ok"
+
+
+def test_access_over_nvlink_without_an_active_link_has_no_rate_and_says_why() -> None:
+    fake = fake_links.h200_pair()
+    fake.nvlinks = ((), fake.nvlinks[1])
+    _, rows = collected(fake)
+    assert (rows[0, 1]["kind"], rows[0, 1]["peak_bytes_per_s"]) == ("nvlink", None)
+    assert rows[0, 1]["peak_source"] == (
+        "the driver shows no NVLink of GPU 0 as active, though it grants access over NVLink"
+    )
+
+
 def test_the_slower_end_decides_on_pcie_and_a_sleeping_link_keeps_its_rate() -> None:
     note, rows = collected(fake_links.pcie_only())
     assert note.state == "ok"

@@ -159,7 +159,7 @@ def test_kernels_find_the_counters_of_their_gpu(
     if len(gpu_names()) < 2:
         pytest.skip("needs two GPUs")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    program = "import torch\na = torch.ones(1 << 27, device='cuda')\nfor _ in range(50): b = a * 2\nb.cpu()"
+    program = "import torch\na = torch.ones(1 << 27, device='cuda')\nfor _ in range(5000): b = a * 2\nb.cpu()"
     trace = record(tmp_path / "t", ["--counters", *options], ["-c", program])
     assert set(trace.column("kernels", "device")) == {1}
     assert set(trace.column("counter_samples", "device")) == {1}
