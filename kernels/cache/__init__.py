@@ -1,0 +1,1 @@
+"""KV caches behind one protocol: contiguous or in pages, plain or quantised."""
