@@ -23,11 +23,11 @@ class CacheFull(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where a step's new tokens go, and what each of its sequences then consists of. Tensors are on the cache's device.
+    """Where a step's new tokens go, and what its sequences then consist of. Tensors are on the cache's device.
 
-    ``slots`` int64 [tokens] has the flat slot, ``page * page_size + offset``, of each new token, the sequences one after
-    the other. ``block_table`` int32 [batch, most_pages] and ``lengths`` int32 [batch] are as after appending; entries
-    past the last page of a sequence are 0. ``scratch_slot`` is a slot that no sequence has.
+    ``slots`` int64 [tokens] has the flat slot, ``page * page_size + offset``, of each new token, in the order of
+    ``sequences``. ``block_table`` int32 [batch, most_pages] and ``lengths`` int32 [batch] are as after appending;
+    entries past the last page of a sequence are 0. ``scratch_slot`` is a slot that no sequence has.
     """
 
     sequences: tuple[int, ...]
@@ -61,7 +61,7 @@ class KVCache(Protocol):
     def begin(self, sequence: int, tokens: Sequence[int] = ()) -> int:
         """Take up a sequence; returns how many of its leading tokens are there already.
 
-        ``tokens`` is the prompt. Another sequence's whole pages are shared where its prompt begins with the same tokens;
+        ``tokens`` is the prompt. Whole pages of a sequence whose prompt begins with the same tokens are shared;
         the last token of the prompt is never shared, since its query must be run. A page counts as written once it was
         planned: run each plan before the next ``begin``. Raises ValueError for a sequence that is there already,
         CacheFull where there are as many as the cache can have.
