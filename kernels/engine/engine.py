@@ -1,0 +1,239 @@
+"""A small inference engine: prompts of token ids in, token ids out, one by one or all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from spikeprof.kernels.cache import make_cache
+from spikeprof.kernels.cache.usage import bytes_per_token
+from spikeprof.kernels.engine.config import PRESETS, ModelConfig, preset, read_config
+from spikeprof.kernels.engine.graph import DecodeGraphs
+from spikeprof.kernels.engine.model import make_decoder
+from spikeprof.kernels.engine.runner import Runner
+from spikeprof.kernels.engine.sampling import Sampling
+from spikeprof.kernels.engine.scheduler import Limits, Request, Scheduler
+from spikeprof.kernels.engine.weights import Weights, load_weights, random_weights
+from spikeprof.kernels.paths import check
+
+PAGE_SIZE = 16
+_CPU_CACHE_BYTES = 256 << 20
+_GPU_CACHE_SHARE = 0.8  # of the memory that is free once the weights are there; activations need the rest
+
+Prompts = Sequence[int] | Sequence[Sequence[int]]
+
+
+class Streamed(NamedTuple):
+    """A token of a prompt: ``index`` is the prompt's place among those asked for."""
+
+    index: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """What was generated, one entry for each prompt.
+
+    ``tokens`` without the prompt; the stop token, where it ended there, is the last. ``reasons``: "length" or "stop".
+    ``ttft_s``: seconds until the first token; ``itl_s``: seconds between tokens. ``paths``: which paths each kernel
+    ran on, since the engine was made.
+    """
+
+    tokens: list[list[int]]
+    reasons: list[str]
+    ttft_s: list[float]
+    itl_s: list[list[float]]
+    paths: Mapping[str, tuple[str, ...]]
+
+
+class Engine:
+    """A decoder, its KV cache and a scheduler. One thread may use it at a time.
+
+    ``model``: a ``ModelConfig`` or the name of a preset, with random weights; or the path of a folder with a
+    ``config.json`` and safetensors. ``kv_cache``: a kind of ``make_cache`` ("fp16" means pages in the dtype of the
+    activations). ``weights``: "fp32", "fp16", "bf16", "int8". ``device`` "auto": a GPU where there is one.
+    ``cache_tokens``: room of the cache in tokens; by default what ``max_batch`` sequences can need, but no more than
+    80 % of the GPU's free memory, or 256 MiB on a CPU. ``max_delay_s``, ``max_size``: see ``Limits``. ``path``: of the
+    kernels. Raises ValueError for values that cannot work, CheckpointError for a damaged checkpoint.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig | str | Path,
+        *,
+        kv_cache: str = "fp16",
+        weights: str = "fp16",
+        max_seq_len: int = 8192,
+        max_batch: int = 64,
+        device: str = "auto",
+        cuda_graph: bool = False,
+        seed: int = 0,
+        cache_tokens: int | None = None,
+        max_delay_s: float = 0.0,
+        max_size: int | None = None,
+        path: str = "auto",
+    ) -> None:
+        check(max_seq_len > 0, f"max_seq_len is {max_seq_len}: it must be positive")
+        check(max_batch > 0, f"max_batch is {max_batch}: it must be positive")
+        check(cache_tokens is None or cache_tokens > 0, f"cache_tokens is {cache_tokens}: it must be positive")
+        device = _device(device)
+        check(not cuda_graph or torch.device(device).type == "cuda",
+              f"cuda_graph is True, but the device is {device}: CUDA graphs need a GPU")  # fmt: skip
+        with torch.inference_mode():
+            config, loaded = _load(model, weights, device, seed)
+            capacity = _capacity(config, loaded, kv_cache, max_seq_len, max_batch, cache_tokens)
+            cache = make_cache(
+                kv_cache,
+                layers=config.layers,
+                kv_heads=config.kv_heads,
+                head_dim=config.head_dim,
+                capacity_tokens=capacity,
+                page_size=PAGE_SIZE,
+                max_sequences=max_batch,
+                max_tokens=max_seq_len,
+                dtype=loaded.dtype,
+                device=device,
+            )
+            decoder = make_decoder(config, loaded, max_seq_len, path)
+            graphs = DecodeGraphs(decoder, cache, max_batch) if cuda_graph else None
+        self.config = config
+        self.runner = Runner(decoder, cache, graphs)
+        self.limits = Limits(max_batch, max_seq_len, capacity, max_delay_s, max_size)
+        self.scheduler = Scheduler(self.runner, self.limits)
+
+    @property
+    def paths(self) -> Mapping[str, tuple[str, ...]]:
+        """Which paths each kernel ran on so far."""
+        return {name: tuple(sorted(paths)) for name, paths in sorted(self.runner.decoder.paths.items())}
+
+    def generate(
+        self,
+        prompts: Prompts,
+        max_new_tokens: int,
+        *,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        stop_token: int | None = None,
+        seed: int = 0,
+    ) -> Generated:
+        """Generate for one prompt of token ids or a list of them; more than ``max_batch`` take turns.
+
+        The n-th prompt is sampled with ``seed + n``. Raises ValueError for an empty or too long prompt and sampling
+        options out of range, IndexError for token ids out of range.
+        """
+        requests = self._add(prompts, max_new_tokens, Sampling(temperature, top_p, seed), stop_token)
+        self._run(requests)
+        return Generated(
+            [request.tokens for request in requests],
+            [request.state for request in requests],
+            [request.token_times_s[0] - request.arrived_s for request in requests],
+            [request.itl_s for request in requests],
+            self.paths,
+        )
+
+    def stream(
+        self,
+        prompts: Prompts,
+        max_new_tokens: int,
+        *,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        stop_token: int | None = None,
+        seed: int = 0,
+    ) -> Iterator[Streamed]:
+        """As ``generate``, each token as soon as it is there. Closing the iterator cancels what is left."""
+        requests = self._add(prompts, max_new_tokens, Sampling(temperature, top_p, seed), stop_token)
+        return self._streamed(requests)
+
+    def step(self) -> list[Request]:
+        """One step of the scheduler, see there: for callers who queue requests themselves."""
+        with torch.inference_mode():
+            return self.scheduler.step()
+
+    def _add(
+        self, prompts: Prompts, max_new_tokens: int, sampling: Sampling, stop_token: int | None
+    ) -> list[Request]:
+        requests: list[Request] = []
+        try:
+            for number, prompt in enumerate(_listed(prompts)):
+                own = replace(sampling, seed=sampling.seed + number)
+                requests.append(self.scheduler.add(prompt, max_new_tokens, own, stop_token))
+        except Exception:
+            self._cancel(requests)
+            raise
+        return requests
+
+    def _run(self, requests: Sequence[Request]) -> None:
+        try:
+            while not all(request.is_done for request in requests):
+                self.step()
+        finally:
+            self._cancel(requests)
+
+    def _streamed(self, requests: Sequence[Request]) -> Iterator[Streamed]:
+        sent = [0] * len(requests)
+        try:
+            while True:
+                for index, request in enumerate(requests):
+                    for token in request.tokens[sent[index] :]:
+                        sent[index] += 1
+                        yield Streamed(index, token)
+                if all(request.is_done for request in requests):
+                    return
+                self.step()
+        finally:
+            self._cancel(requests)
+
+    def _cancel(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self.scheduler.cancel(request)
+
+
+def _listed(prompts: Prompts) -> list[Sequence[int]]:
+    check(len(prompts) > 0, "prompts is empty: at least one token is needed")
+    if isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _device(device: str) -> str:
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        kind = "?"
+    check(kind in ("cpu", "cuda"), f"device is {device!r}: it can be 'auto', 'cpu', 'cuda' or 'cuda:N'")
+    check(kind == "cpu" or torch.cuda.is_available(), f"device is {device!r}, but torch sees no GPU")
+    return device
+
+
+def _load(model: ModelConfig | str | Path, precision: str, device: str, seed: int) -> tuple[ModelConfig, Weights]:
+    if isinstance(model, str) and model not in PRESETS and Path(model).exists():
+        model = Path(model)
+    if isinstance(model, Path):
+        config = read_config(model if model.is_dir() else model.parent)
+        return config, load_weights(model, config, precision=precision, device=device)
+    config = preset(model) if isinstance(model, str) else model
+    return config, random_weights(config, precision=precision, device=device, seed=seed)
+
+
+def _capacity(
+    config: ModelConfig, weights: Weights, kind: str, max_seq_len: int, max_batch: int, cache_tokens: int | None
+) -> int:
+    """Tokens that the cache gets, a multiple of the page size, or of whole sequences where it is contiguous."""
+    unit = max_seq_len if kind == "contiguous" else PAGE_SIZE
+    if cache_tokens is None:
+        each = bytes_per_token(kind, layers=config.layers, kv_heads=config.kv_heads, head_dim=config.head_dim,
+                               itemsize=weights.dtype.itemsize)  # fmt: skip
+        free = _CPU_CACHE_BYTES
+        if weights.device.type == "cuda":
+            free = int(torch.cuda.mem_get_info(weights.device)[0] * _GPU_CACHE_SHARE)
+        cache_tokens = min(max_batch * -(-max_seq_len // unit) * unit, free // each // unit * unit)
+        check(cache_tokens >= unit, f"max_seq_len is {max_seq_len}: {free} bytes, what a cache may take here, hold "
+              f"{free // each} tokens of it; say cache_tokens")  # fmt: skip
+    return -(-cache_tokens // unit) * unit

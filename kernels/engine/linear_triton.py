@@ -1,0 +1,45 @@
+"""x [rows, in] times an INT8 weight [out, in], widened in registers; see linear.py."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK_ROWS = 16  # the fewest that tl.dot takes
+BLOCK_OUT = 32  # small: a decode step has few rows, so only many programs along ``out`` fill the GPU
+BLOCK_IN = 256
+NUM_WARPS = 4
+NUM_STAGES = 4
+
+
+@triton.jit
+def _int8_linear(x, values, scale, out, rows, outs, ins,
+                 BLOCK_ROWS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr):  # fmt: skip
+    row = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    channel = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    total = tl.zeros((BLOCK_ROWS, BLOCK_OUT), tl.float32)
+    for begin in range(0, ins, BLOCK_IN):
+        at = begin + tl.arange(0, BLOCK_IN)
+        a = tl.load(x + row[:, None].to(tl.int64) * ins + at[None, :],
+                    mask=(row < rows)[:, None] & (at < ins)[None, :], other=0.0)  # fmt: skip
+        b = tl.load(values + channel[None, :].to(tl.int64) * ins + at[:, None],
+                    mask=(channel < outs)[None, :] & (at < ins)[:, None], other=0)  # fmt: skip
+        # -127..127 is exact in every float dtype of x.
+        total = tl.dot(a, b.to(a.dtype), total, input_precision="ieee")
+    by = tl.load(scale + channel, mask=channel < outs, other=0.0)
+    tl.store(out + row[:, None].to(tl.int64) * outs + channel[None, :],
+             (total * by[None, :]).to(out.dtype.element_ty),
+             mask=(row < rows)[:, None] & (channel < outs)[None, :])  # fmt: skip
+
+
+def int8_linear(x: Tensor, values: Tensor, scale: Tensor) -> Tensor:
+    """``x`` [rows, in] contiguous, ``values`` int8 [out, in] contiguous, ``scale`` fp32 [out] -> [rows, out]."""
+    rows, ins = x.shape
+    outs = values.shape[0]
+    out = torch.empty(rows, outs, dtype=x.dtype, device=x.device)
+    grid = (triton.cdiv(outs, BLOCK_OUT), triton.cdiv(rows, BLOCK_ROWS))
+    _int8_linear[grid](x, values, scale, out, rows, outs, ins, BLOCK_ROWS, BLOCK_OUT, BLOCK_IN,
+                       num_warps=NUM_WARPS, num_stages=NUM_STAGES)  # fmt: skip
+    return out

@@ -1,0 +1,149 @@
+"""A decoder as functions over its weights: prefill of whole prompts, and one query per row for decode.
+
+Tokens of all sequences lie one after the other, [tokens, hidden], so that no product runs over padding. Only attention
+knows sequences apart: prefill goes through them one by one, decode hands them to the cache together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from spikeprof.kernels.cache.protocol import KVCache, Plan
+from spikeprof.kernels.engine import operators
+from spikeprof.kernels.engine.config import ModelConfig
+from spikeprof.kernels.engine.linear import linear
+from spikeprof.kernels.engine.weights import Matrix, Weights
+from spikeprof.kernels.paths import check, check_shape
+
+#: (layer, q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim]) -> [tokens, heads, head_dim]
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A model ready to run. ``rotary`` fp32 [2, max_seq_len, head_dim // 2]: cosines and sines.
+
+    ``paths`` collects which path each kernel ran on, by the kernel's name.
+    """
+
+    config: ModelConfig
+    weights: Weights
+    rotary: Tensor
+    path: str = "auto"
+    paths: dict[str, set[str]] = field(default_factory=dict)
+
+    def ran(self, name: str, path: str) -> None:
+        """Note the path that a kernel took."""
+        self.paths.setdefault(name, set()).add(path)
+
+
+def make_decoder(config: ModelConfig, weights: Weights, max_seq_len: int, path: str = "auto") -> Decoder:
+    """A decoder for sequences of at most ``max_seq_len`` tokens."""
+    half = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+    angles = torch.outer(torch.arange(max_seq_len, dtype=torch.float64), config.rope_theta**-half)
+    rotary = torch.stack([angles.cos(), angles.sin()]).to(device=weights.device, dtype=torch.float32)
+    return Decoder(config, weights, rotary, path)
+
+
+def prefill(decoder: Decoder, cache: KVCache, plan: Plan, tokens: Tensor, positions: Tensor) -> Tensor:
+    """Run new tokens of each of the plan's sequences, int64 [tokens], at ``positions`` int64 [tokens].
+
+    Returns logits [batch, vocabulary] of each sequence's last token. What a sequence had before, such as a shared
+    prefix, is read back from the cache; keys and values of the new tokens are used as they are, before quantising,
+    where there was nothing before.
+    """
+    _check_tokens(plan, tokens, positions)
+    ends = torch.tensor(plan.new_tokens).cumsum(0).tolist()
+    window = decoder.config.window
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        decoder.ran("append", cache.append(layer, plan, k, v, path=decoder.path))
+        outs = []
+        for sequence, end, new in zip(plan.sequences, ends, plan.new_tokens, strict=True):
+            own = slice(end - new, end)
+            if cache.length(sequence) == new:
+                keys, values = k[own].transpose(0, 1), v[own].transpose(0, 1)
+            else:
+                keys, values = cache.gather(layer, sequence)
+            seen = operators.attention(q[own].transpose(0, 1)[None], keys[None], values[None], window, decoder.path)
+            decoder.ran("attention", seen.path)
+            outs.append(seen.out[0].transpose(0, 1))
+        return torch.cat(outs)
+
+    last = torch.tensor(ends, device=tokens.device) - 1
+    return _forward(decoder, tokens, positions, attend, last)
+
+
+def decode(decoder: Decoder, cache: KVCache, plan: Plan, tokens: Tensor, positions: Tensor) -> Tensor:
+    """Run the next token of each of the plan's sequences, int64 [batch] -> logits [batch, vocabulary]."""
+    _check_tokens(plan, tokens, positions)
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        decoder.ran("append", cache.append(layer, plan, k, v, path=decoder.path))
+        seen = cache.attend(layer, plan, q, window=decoder.config.window, path=decoder.path)
+        decoder.ran("decode_attention", seen.path)
+        return seen.out
+
+    return _forward(decoder, tokens, positions, attend, None)
+
+
+def extend(decoder: Decoder, cache: KVCache, plan: Plan, tokens: Tensor, positions: Tensor) -> Tensor:
+    """Run a few new tokens of each sequence, int64 [tokens] -> logits [tokens, vocabulary] of every one of them.
+
+    Each token is a row of decode attention of its own, which sees its sequence up to itself: so that a guess is judged
+    by the arithmetic that would have made it.
+    """
+    news = torch.tensor(plan.new_tokens, device=tokens.device)
+    rows = replace(
+        plan,
+        block_table=plan.block_table.repeat_interleave(news, 0),
+        lengths=(positions + 1).to(torch.int32),
+        sequences=tuple(s for s, new in zip(plan.sequences, plan.new_tokens, strict=True) for _ in range(new)),
+        new_tokens=(1,) * len(tokens),
+    )
+    return decode(decoder, cache, rows, tokens, positions)
+
+
+def _check_tokens(plan: Plan, tokens: Tensor, positions: Tensor) -> None:
+    count = sum(plan.new_tokens)
+    check(count > 0, "plan has no new tokens: at least one is needed")
+    check_shape("tokens", tokens, (count,))
+    check_shape("positions", positions, (count,))
+
+
+def _forward(decoder: Decoder, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None) -> Tensor:
+    """Logits of all tokens, or of ``rows`` of them."""
+    config, weights, path = decoder.config, decoder.weights, decoder.path
+    cos, sin = decoder.rotary[:, positions]
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    residual = weights.embedding[tokens]
+    x, ran = operators.rms_norm(residual, weights.layers[0].attention_norm, config.norm_eps, path)
+    decoder.ran("rms_norm", ran)
+    for number, layer in enumerate(weights.layers):
+        q, k, v = _product(decoder, x, layer.qkv).split([queries, keys, keys], 1)
+        q, ran = operators.rotary(q.view(-1, config.heads, config.head_dim), cos, sin, path)
+        k, ran = operators.rotary(k.view(-1, config.kv_heads, config.head_dim), cos, sin, path)
+        decoder.ran("rotary", ran)
+        seen = attend(number, q, k, v.view(-1, config.kv_heads, config.head_dim))
+        x = _product(decoder, seen.reshape(-1, queries), layer.out)
+        residual, x, ran = operators.add_rms_norm(x, residual, layer.mlp_norm, config.norm_eps, path)
+        decoder.ran("add_rms_norm", ran)
+        x, ran = operators.silu_mul(_product(decoder, x, layer.gate_up), path)
+        decoder.ran("silu_mul", ran)
+        x = _product(decoder, x, layer.down)
+        following = weights.layers[number + 1].attention_norm if number + 1 < config.layers else weights.norm
+        if rows is not None and number + 1 == config.layers:
+            x, residual = x[rows], residual[rows]
+        residual, x, ran = operators.add_rms_norm(x, residual, following, config.norm_eps, path)
+    return _product(decoder, x, weights.head)
+
+
+def _product(decoder: Decoder, x: Tensor, weight: Matrix) -> Tensor:
+    # Plain weights are always left to torch's BLAS, whatever path the kernels take.
+    out, ran = linear(x, weight, path=decoder.path)
+    decoder.ran("linear" if isinstance(weight, Tensor) else "int8_linear", ran)
+    return out

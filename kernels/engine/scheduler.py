@@ -1,0 +1,236 @@
+"""Continuous batching: requests join between decode steps, leave when they are done, and wait while the cache is full.
+
+Admission takes what fits now. When running sequences later need more room than there is, the youngest is preempted: its
+pages go back, and it is run again from its prompt and what it has generated so far. A request that would not fit alone
+is refused at once, so that the oldest can always go on: nothing deadlocks. After a preemption nothing is admitted until
+a running request ends, lest two requests throw each other out for ever.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from spikeprof.kernels.cache.protocol import CacheFull
+from spikeprof.kernels.engine.marks import mark
+from spikeprof.kernels.engine.runner import Runner
+from spikeprof.kernels.engine.sampling import Sampling, sample
+from spikeprof.kernels.paths import check
+
+WAITING, RUNNING, LENGTH, STOP, CANCELLED = "waiting", "running", "length", "stop", "cancelled"
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """A prompt and what became of it. ``token_times_s`` are of ``time.perf_counter``, one for each generated token.
+
+    ``state``: "waiting", "running", or why it ended: "length", "stop" (the stop token, which is the last of
+    ``tokens``), "cancelled".
+    """
+
+    id: int
+    prompt: list[int]
+    max_new_tokens: int
+    sampling: Sampling
+    stop_token: int | None
+    arrived_s: float
+    state: str = WAITING
+    tokens: list[int] = field(default_factory=list)
+    token_times_s: list[float] = field(default_factory=list)
+    preemptions_count: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no more tokens will come."""
+        return self.state not in (WAITING, RUNNING)
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds from arrival to the first token; None before it."""
+        return self.token_times_s[0] - self.arrived_s if self.token_times_s else None
+
+    @property
+    def itl_s(self) -> list[float]:
+        """Seconds between tokens, one fewer than there are tokens."""
+        return [after - before for before, after in itertools.pairwise(self.token_times_s)]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a scheduler may do at once.
+
+    Waiting requests are admitted together as soon as ``max_size`` of them wait, or the oldest has waited
+    ``max_delay_s``; 0 = at once. A step prefills at most ``max_prefill_tokens``, and at least one request, since running
+    requests stand still meanwhile.
+    """
+
+    max_batch: int
+    max_seq_len: int
+    cache_tokens: int
+    max_delay_s: float = 0.0
+    max_size: int | None = None
+    max_prefill_tokens: int = 8192
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch", "max_seq_len", "cache_tokens", "max_prefill_tokens"):
+            check(getattr(self, name) > 0, f"{name} is {getattr(self, name)}: it must be positive")
+        check(self.max_delay_s >= 0, f"max_delay_s is {self.max_delay_s}: it must be 0 or more")
+        check(self.max_size is None or self.max_size > 0, f"max_size is {self.max_size}: it must be positive, or None")
+
+
+class Scheduler:
+    """The queue and the running batch over one runner. Not for several threads at a time."""
+
+    def __init__(self, runner: Runner, limits: Limits) -> None:
+        self.runner = runner
+        self.limits = limits
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []  # the oldest first
+        self.steps_count = 0
+        self._ids = itertools.count()
+        self._is_held = False  # something was preempted, and nothing has ended since
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        sampling: Sampling | None = None,
+        stop_token: int | None = None,
+    ) -> Request:
+        """Queue a prompt. Raises ValueError for one that is empty, has ids out of range, or could never fit."""
+        prompt = list(prompt)
+        self._check(prompt, max_new_tokens)
+        request = Request(
+            next(self._ids), prompt, max_new_tokens, sampling or Sampling(), stop_token, time.perf_counter()
+        )
+        self.waiting.append(request)
+        return request
+
+    def cancel(self, request: Request) -> None:
+        """End a request and give its pages back; nothing happens where it is done already."""
+        if request.state == WAITING:
+            self.waiting.remove(request)
+            request.state = CANCELLED
+        elif request.state == RUNNING:
+            self._end(request, CANCELLED)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do at all."""
+        return not self.waiting and not self.running
+
+    def due_in_s(self) -> float:
+        """Seconds until the next step has something to do; infinite when idle."""
+        if self.running:
+            return 0.0
+        if not self.waiting:
+            return float("inf")
+        if len(self.waiting) >= (self.limits.max_size or self.limits.max_batch):
+            return 0.0
+        return max(0.0, self.waiting[0].arrived_s + self.limits.max_delay_s - time.perf_counter())
+
+    def step(self) -> list[Request]:
+        """Admit and prefill what is due, then run one decode step; returns the requests that got a token or more."""
+        with mark("step", step=self.steps_count):
+            self.steps_count += 1
+            served = self._admit()
+            served += [request for request in self._decode() if request not in served]
+        return served
+
+    def _check(self, prompt: list[int], max_new_tokens: int) -> None:
+        vocabulary, limits = self.runner.decoder.config.vocabulary, self.limits
+        check(len(prompt) > 0, "prompt is empty: at least one token is needed")
+        wrong = next((token for token in prompt if not 0 <= token < vocabulary), None)
+        if wrong is not None:
+            raise IndexError(f"prompt has the token {wrong}: the vocabulary has 0 to {vocabulary - 1}")
+        check(max_new_tokens > 0, f"max_new_tokens is {max_new_tokens}: it must be positive")
+        total = len(prompt) + max_new_tokens
+        # The last token is never run, so it takes no room in the cache.
+        most = min(limits.max_seq_len, limits.cache_tokens + 1)
+        check(total <= most, f"the prompt has {len(prompt)} tokens and max_new_tokens is {max_new_tokens}: together "
+              f"they can be at most {most}")  # fmt: skip
+
+    def _admit(self) -> list[Request]:
+        """Prefill as many of the waiting as are due and fit. Returns those that got their first token."""
+        is_blocked = self._is_held and bool(self.running)
+        room = self.limits.max_batch - len(self.running)
+        if not self.waiting or is_blocked or room < 1 or not self._is_flush_due():
+            return []
+        chosen: list[Request] = []
+        tokens_count = 0
+        for request in itertools.islice(self.waiting, room):
+            tokens_count += len(request.prompt) + len(request.tokens)
+            if chosen and tokens_count > self.limits.max_prefill_tokens:
+                break
+            chosen.append(request)
+        while chosen:
+            try:
+                logits = self.runner.prefill(
+                    [request.id for request in chosen], [request.prompt + request.tokens for request in chosen]
+                )
+            except CacheFull:
+                chosen.pop()
+                continue
+            break
+        if not chosen:
+            check(bool(self.running), "a request that fits the cache alone did not: the cache holds sequences that are "
+                  "not this scheduler's")  # fmt: skip
+            return []
+        for request in chosen:
+            self.waiting.popleft()
+            request.state = RUNNING
+        self.running += chosen
+        self._is_held = False
+        self._take(chosen, logits)
+        return chosen
+
+    def _is_flush_due(self) -> bool:
+        size = self.limits.max_size or self.limits.max_batch
+        oldest = self.waiting[0]
+        waited_s = time.perf_counter() - oldest.arrived_s
+        return len(self.waiting) >= size or waited_s >= self.limits.max_delay_s or oldest.preemptions_count > 0
+
+    def _decode(self) -> list[Request]:
+        """One token for each running request, after making room by preempting the youngest."""
+        while self.running:
+            batch = list(self.running)
+            try:
+                logits = self.runner.decode([request.id for request in batch], [r.tokens[-1] for r in batch])
+            except CacheFull:
+                self._preempt(batch[-1])
+                continue
+            self._take(batch, logits)
+            return batch
+        return []
+
+    def _preempt(self, request: Request) -> None:
+        self.runner.cache.evict(request.id)
+        self.running.remove(request)
+        request.state = WAITING
+        request.preemptions_count += 1
+        self.waiting.appendleft(request)
+        self._is_held = True
+
+    def _take(self, batch: Sequence[Request], logits: Tensor) -> None:
+        """Sample a token for each, and end those that are done."""
+        with mark("sample", batch=len(batch)):
+            tokens = sample(logits, [r.sampling for r in batch], [len(r.tokens) for r in batch]).tolist()
+        now = time.perf_counter()
+        for request, token in zip(batch, tokens, strict=True):
+            request.tokens.append(token)
+            request.token_times_s.append(now)
+            if token == request.stop_token:
+                self._end(request, STOP)
+            elif len(request.tokens) == request.max_new_tokens:
+                self._end(request, LENGTH)
+
+    def _end(self, request: Request, state: str) -> None:
+        self.runner.cache.evict(request.id)
+        self.running.remove(request)
+        request.state = state
+        self._is_held = False
