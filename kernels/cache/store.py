@@ -17,8 +17,11 @@ class Store:
     of its own: appending to a page never touches what is in it.
     """
 
-    def __init__(self, shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: str, bits: int | None):
-        self.dtype = dtype
+    def __init__(
+        self, shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device, bits: int | None
+    ) -> None:
+        self.dtype, self.kv_heads, self.head_dim = dtype, shape[2], shape[4]
+        self._slots_count = shape[1] * shape[3]
         *places, head_dim = shape
         if bits is None:
             self._tensors = [torch.zeros(shape, dtype=dtype, device=device)]
@@ -33,6 +36,17 @@ class Store:
         ]
         parts = zip(*(tensor.unbind(0) for tensor in self._tensors), strict=True)
         self.layers = tuple(Quantised(values, scale, zero, bits) for values, scale, zero in parts)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is; with its index, which a name like "cuda" lacks."""
+        device: torch.device = self._tensors[0].device
+        return device
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token in all layers."""
+        return self.bytes_count // self._slots_count
 
     @property
     def bytes_count(self) -> int:
