@@ -52,6 +52,7 @@ def make_cache(
         # A row is one page that a whole sequence fits in; its last slot is never given away.
         pages, page_size, spare_pages = capacity_tokens // max_tokens, max_tokens + 1, 0
         unit, scratch_slot = f"a sequence of max_tokens, {max_tokens}", max_tokens
+        max_sequences = min(max_sequences, pages)
     else:
         pages, spare_pages = capacity_tokens // page_size, 1
         unit, scratch_slot = f"a page of {page_size}", pages * page_size

@@ -206,68 +206,83 @@ def test_other_arguments_that_cannot_be():
         pages.fork(3, 4)
 
 
+class Model:
+    """Tokens written to slots, as a cache would, beside what each sequence must then consist of."""
+
+    def __init__(self, seed):
+        self.chance = random.Random(seed)
+        self.table = table(pages=10, page_size=3, max_sequences=5, max_tokens=15)
+        self.slots = {}
+        self.expected = {}
+        self.prompts_left = {}
+
+    def any_sequence(self):
+        return self.chance.choice(sorted(self.expected))
+
+    def begin(self, step):
+        prompt = [self.chance.choice([1, 1, 2, 1 + SAME_HASH]) for _ in range(self.chance.randint(0, 12))]
+        known = self.table.begin(step, prompt)
+        assert known % 3 == 0
+        assert known < max(len(prompt), 1)
+        self.expected[step], self.prompts_left[step] = prompt[:known], prompt[known:]
+
+    def fork(self, step):
+        parent = self.any_sequence()
+        self.table.fork(parent, step)
+        self.expected[step], self.prompts_left[step] = list(self.expected[parent]), []
+
+    def truncate(self, _):
+        sequence = self.any_sequence()
+        length = self.chance.randint(0, len(self.expected[sequence]))
+        self.table.truncate(sequence, length)
+        self.expected[sequence], self.prompts_left[sequence] = self.expected[sequence][:length], []
+
+    def evict(self, _):
+        sequence = self.any_sequence()
+        self.table.evict(sequence)
+        del self.expected[sequence], self.prompts_left[sequence]
+
+    def plan(self, _):
+        picked = self.chance.sample(sorted(self.expected), self.chance.randint(1, len(self.expected)))
+        new = [(sequence, self.chance.randint(1, 4)) for sequence in picked]
+        new = [(sequence, count) for sequence, count in new if len(self.expected[sequence]) + count <= 15]
+        if not new:
+            return
+        plan = self.table.plan(new)
+        for source, target in plan.copies:
+            self.slots.update({target * 3 + at: self.slots.get(source * 3 + at, -1) for at in range(3)})
+        tokens = []
+        for sequence, count in new:
+            own = self.prompts_left[sequence][:count]
+            self.prompts_left[sequence] = self.prompts_left[sequence][count:]
+            own += [self.chance.randint(10, 99) for _ in range(count - len(own))]
+            self.expected[sequence] += own
+            tokens += own
+        assert len(set(plan.slots.tolist())) == len(tokens)
+        self.slots.update(zip(plan.slots.tolist(), tokens, strict=True))
+        for row, (sequence, _) in zip(plan.block_table.tolist(), new, strict=True):
+            pages = self.table.pages_of(sequence)
+            assert row == pages + [0] * (len(row) - len(pages))
+
+    def check(self):
+        held = set()
+        for sequence, tokens in self.expected.items():
+            pages = self.table.pages_of(sequence)
+            held.update(pages)
+            assert [self.slots[pages[at // 3] * 3 + at % 3] for at in range(len(tokens))] == tokens
+        assert self.table.free_pages_count == 10 - len(held)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_any_order_of_calls_keeps_every_sequence_what_it_is(seed):
-    """Against a model that writes tokens into slots: pages mix nothing up, and none is lost or held twice."""
-    chance = random.Random(seed)
-    pages = table(pages=10, page_size=3, max_sequences=5, max_tokens=15)
-    slots: dict[int, int] = {}
-    expected: dict[int, list[int]] = {}
-    pending: dict[int, list[int]] = {}  # what is left of each prompt
+    """Pages mix nothing up, and none is lost or held twice."""
+    model = Model(seed)
     for step in range(400):
-        action = chance.choice(["begin", "plan", "plan", "plan", "fork", "truncate", "evict"])
+        actions = [model.begin]
+        if model.expected:
+            actions += [model.plan, model.plan, model.plan, model.fork, model.truncate, model.evict]
         try:
-            if action == "begin":
-                prompt = [chance.choice([1, 1, 2, 1 + SAME_HASH]) for _ in range(chance.randint(0, 12))]
-                known = pages.begin(step, prompt)
-                assert known % 3 == 0
-                assert known < max(len(prompt), 1)
-                expected[step], pending[step] = prompt[:known], prompt[known:]
-            elif action == "plan" and expected:
-                chosen = chance.sample(sorted(expected), chance.randint(1, len(expected)))
-                new = []
-                for sequence in chosen:
-                    count = chance.randint(1, 4)
-                    if len(expected[sequence]) + count <= 15:
-                        new.append((sequence, count))
-                if not new:
-                    continue
-                plan = pages.plan(new)
-                for source, target in plan.copies:
-                    slots.update({target * 3 + at: slots.get(source * 3 + at, -1) for at in range(3)})
-                tokens = []
-                for sequence, count in new:
-                    own = pending[sequence][:count]
-                    pending[sequence] = pending[sequence][count:]
-                    own += [chance.randint(10, 99) for _ in range(count - len(own))]
-                    expected[sequence] += own
-                    tokens += own
-                assert len(set(plan.slots.tolist())) == len(tokens)
-                slots.update(zip(plan.slots.tolist(), tokens, strict=True))
-                for row, (sequence, _) in enumerate(new):
-                    held = plan.block_table[row].tolist()
-                    assert held[: len(pages.pages_of(sequence))] == pages.pages_of(sequence)
-            elif action == "fork" and expected:
-                parent = chance.choice(sorted(expected))
-                pages.fork(parent, step)
-                expected[step], pending[step] = list(expected[parent]), []
-            elif action == "truncate" and expected:
-                sequence = chance.choice(sorted(expected))
-                length = chance.randint(0, len(expected[sequence]))
-                pages.truncate(sequence, length)
-                expected[sequence], pending[sequence] = expected[sequence][:length], []
-            elif action == "evict" and expected:
-                sequence = chance.choice(sorted(expected))
-                pages.evict(sequence)
-                del expected[sequence], pending[sequence]
+            model.chance.choice(actions)(step)
         except CacheFull:
-            if expected and chance.random() < 0.5:
-                sequence = chance.choice(sorted(expected))
-                pages.evict(sequence)
-                del expected[sequence], pending[sequence]
-        held = set()
-        for sequence, tokens in expected.items():
-            own = pages.pages_of(sequence)
-            held.update(own)
-            assert [slots[own[at // 3] * 3 + at % 3] for at in range(len(tokens))] == tokens
-        assert pages.free_pages_count == 10 - len(held)
+            model.evict(step)
+        model.check()
