@@ -10,21 +10,24 @@ import torch
 from rich.console import Console
 
 from spikeprof.kernels.known_bad import WORKLOADS, Workload, workload
+from spikeprof.kernels.probes.device import device_named
 
 
 def main(arguments: list[str] | None = None) -> int:
     """List or run; 2 where a name or a device is wrong."""
     options = _parser().parse_args(arguments)
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     if not options.names:
         _list(console)
         return 0
     try:
+        device = device_named(options.device)
+        small = options.small or device.type == "cpu"
         for name in options.names:
-            seconds, result = run(workload(name), options.good, options.device, options.small, options.times)
+            seconds, result = run(workload(name), options.good, device, small, options.times)
             finite = int(torch.isfinite(result).sum()) if result.is_floating_point() else result.numel()
             console.print(
-                f"{name} {'good' if options.good else 'bad'}: {options.times} x on {options.device}, "
+                f"{name} {'good' if options.good else 'bad'}: {options.times} x on {device}, "
                 f"{1e3 * seconds / options.times:.3f} ms each, {finite} of {result.numel()} results finite"
             )
     except ValueError as error:
@@ -33,9 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def run(job: Workload, good: bool, device: str, small: bool, times: int) -> tuple[float, torch.Tensor]:
+def run(job: Workload, good: bool, device: torch.device, small: bool, times: int) -> tuple[float, torch.Tensor]:
     """Seconds that ``times`` runs took, after one that warms up and does not count, and the last result."""
-    inputs = job.make(torch.device(device), small)
+    inputs = job.make(device, small)
     call = job.good if good else job.bad
     result = call(inputs)
     _finish(device)
@@ -46,23 +49,23 @@ def run(job: Workload, good: bool, device: str, small: bool, times: int) -> tupl
     return time.perf_counter() - began, result
 
 
-def _finish(device: str) -> None:
-    if device.startswith("cuda"):
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def _list(console: Console) -> None:
     for job in WORKLOADS.values():
-        console.print(f"[bold]{job.name}[/]\n  {job.defect}\n  A profiler shows: {job.shows}")
+        console.print(job.name, style="bold")
+        console.print(f"  {job.defect}\n  A profiler shows: {job.shows}")
 
 
 def _parser() -> argparse.ArgumentParser:
-    has_gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(prog="python -m spikeprof.kernels.known_bad", description=__doc__.split(":")[1])
     parser.add_argument("names", nargs="*", metavar="NAME", help="workloads to run; none: list them")
     parser.add_argument("--good", action="store_true", help="run the twin that does the job right")
-    parser.add_argument("--device", default="cuda" if has_gpu else "cpu", help="cuda, cuda:N or cpu")
-    parser.add_argument("--small", action="store_true", default=not has_gpu, help="small shapes; so without a GPU")
+    parser.add_argument("--device", default="auto", help="auto, cuda, cuda:N or cpu (default: auto)")
+    parser.add_argument("--small", action="store_true", help="small shapes; on the CPU always")
     parser.add_argument("--times", type=_positive, default=5, help="how often to run after one warm-up (default: 5)")
     return parser
 

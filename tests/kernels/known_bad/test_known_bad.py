@@ -90,3 +90,9 @@ def test_the_command_lists_and_runs(capsys):
 def test_a_wrong_name_is_told(capsys):
     assert main(["tiny"]) == 2
     assert "known_bad: name is 'tiny': it can be tiny_kernels, host_sync" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("device", "allowed"), [("tpu", "it can be auto, cpu, cuda or cuda:N"), ("cuda:99", "there ")])
+def test_a_wrong_device_is_told(capsys, device, allowed):
+    assert main(["tiny_kernels", "--device", device]) == 2
+    assert f"device is '{device}': {allowed}" in capsys.readouterr().err
