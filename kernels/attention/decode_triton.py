@@ -1,0 +1,264 @@
+"""The Triton kernels of decode attention: one reads a part of a sequence, the other puts the parts together."""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from spikeprof.kernels.attention.dots_triton import LN2, dot, operand
+
+if TYPE_CHECKING:
+    from spikeprof.kernels.cache.pages import Quantised
+
+_PLAIN_BITS = tl.constexpr(16)  # of whatever float
+_LEAST_ROWS, _LEAST_COLUMNS = 16, 16  # of a product on tensor cores
+_PARTS_AT_A_TIME = 8  # in the reduction
+
+
+class _Tile(NamedTuple):
+    """Tokens that a program takes at a time, and how it is launched."""
+
+    tokens: int
+    warps: int
+    stages: int
+
+
+def _tile(head_dim: int, dtype: torch.dtype) -> _Tile:
+    if dtype == torch.float32 or head_dim > 128:
+        return _Tile(32, 4, 2)
+    return _Tile(64, 4, 3)
+
+
+def decode(
+    q: Tensor,
+    keys: Tensor | Quantised,
+    values: Tensor | Quantised,
+    table: Tensor | None,
+    lengths: Tensor,
+    window: int | None,
+    scale: float,
+    splits: int,
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp; the arguments are checked already. ``table`` None: row b of the cache is sequence b's."""
+    batch, heads, head_dim = q.shape
+    _, kv_heads, page_size, _ = (keys if isinstance(keys, Tensor) else keys.values).shape
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(batch, heads, dtype=torch.float32, device=q.device)
+    parts, parts_lse = out, lse
+    if splits > 1:
+        parts = torch.empty(batch, heads, splits, head_dim, dtype=torch.float32, device=q.device)
+        parts_lse = torch.empty(batch, heads, splits, dtype=torch.float32, device=q.device)
+    tile = _tile(head_dim, q.dtype)
+    group = heads // kv_heads
+    half = head_dim // 2
+    with torch.cuda.device_of(q):
+        _decode_part[(batch * kv_heads * splits,)](
+            *(q, *_tensors(keys), *_tensors(values), table if table is not None else lengths, lengths),
+            *(parts, parts_lse),
+            *(*q.stride()[:2], *_strides(keys), *_strides(values), table.stride(0) if table is not None else 0),
+            *(kv_heads, splits, scale / math.log(2), window or 0),
+            WINDOWED=window is not None,
+            PAGE=page_size if table is not None else 0,
+            HALF=half,
+            COLUMNS=max(_LEAST_COLUMNS, triton.next_power_of_2(half)),
+            GROUP=group,
+            ROWS=max(_LEAST_ROWS, triton.next_power_of_2(group)),
+            TOKENS=tile.tokens,
+            KEY_BITS=_bits(keys),
+            KEY_GROUPS=_groups(keys),
+            VALUE_BITS=_bits(values),
+            VALUE_GROUPS=_groups(values),
+            OPERAND=operand(q.dtype),
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+        if splits > 1:
+            _merge_parts[(batch * heads,)](
+                *(parts, parts_lse, out, lse, splits),
+                HEAD_DIM=head_dim,
+                COLUMNS=triton.next_power_of_2(head_dim),
+                PARTS=_PARTS_AT_A_TIME,
+                num_warps=4,
+            )
+    return out, lse
+
+
+def _tensors(stored: Tensor | Quantised) -> tuple[Tensor, Tensor, Tensor]:
+    """What is stored, its scale and its zero; plain tensors have none, and theirs are not read."""
+    return (stored, stored, stored) if isinstance(stored, Tensor) else (stored.values, stored.scale, stored.zero)
+
+
+def _strides(stored: Tensor | Quantised) -> tuple[int, ...]:
+    """From page to page, head to head, token to token: of what is stored, and of scale and zero."""
+    rows, scale, _ = _tensors(stored)
+    return (*rows.stride()[:3], *scale.stride()[:3])
+
+
+def _bits(stored: Tensor | Quantised) -> int:
+    return int(_PLAIN_BITS.value) if isinstance(stored, Tensor) else stored.bits
+
+
+def _groups(stored: Tensor | Quantised) -> int:
+    return 1 if isinstance(stored, Tensor) else int(stored.scale.shape[-1])
+
+
+@triton.jit
+def _decode_part(
+    q_ptr, key_ptr, key_scale_ptr, key_zero_ptr, value_ptr, value_scale_ptr, value_zero_ptr, table_ptr, lengths_ptr,
+    out_ptr, lse_ptr,
+    q_batch, q_head, key_page, key_head, key_token, key_scale_page, key_scale_head, key_scale_token,
+    value_page, value_head, value_token, value_scale_page, value_scale_head, value_scale_token, table_row,
+    kv_heads, splits, scale, window,
+    WINDOWED: tl.constexpr, PAGE: tl.constexpr, HALF: tl.constexpr, COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, KEY_BITS: tl.constexpr, KEY_GROUPS: tl.constexpr,
+    VALUE_BITS: tl.constexpr, VALUE_GROUPS: tl.constexpr, OPERAND: tl.constexpr,
+):  # fmt: skip
+    """All query heads of one key-value head over one part of one sequence; ``scale`` is for scores in base 2.
+
+    Channels are taken in two halves, each with products of its own: even and odd ones of 4 bits, which share bytes and
+    are never put back in order; else the lower and the upper ones.
+    """
+    program = tl.program_id(0)
+    part, batch, kv_head = program % splits, program // splits // kv_heads, (program // splits % kv_heads).to(tl.int64)
+    length = tl.load(lengths_ptr + batch)
+    first = 0
+    if WINDOWED:
+        first = tl.maximum(length - window, 0)
+    tokens_a_part = tl.cdiv(tl.cdiv(length - first, splits), TOKENS) * TOKENS
+    begin = first + part * tokens_a_part
+    end = tl.minimum(begin + tokens_a_part, length)
+
+    rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    valid = (rows < GROUP)[:, None] & (columns < HALF)[None, :]
+    head = kv_head * GROUP + rows
+    q_rows = q_ptr + batch.to(tl.int64) * q_batch + head[:, None] * q_head
+    q_low = tl.load(q_rows + _low(columns, KEY_BITS)[None, :], mask=valid, other=0.0)
+    q_high = tl.load(q_rows + _high(columns, KEY_BITS, HALF)[None, :], mask=valid, other=0.0)
+
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    low = tl.zeros([ROWS, COLUMNS], tl.float32)
+    high = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in tl.range(begin, end, TOKENS):
+        tokens = start + tl.arange(0, TOKENS)
+        inside = tokens < end
+        if PAGE:
+            page = tl.load(table_ptr + batch.to(tl.int64) * table_row + tokens // PAGE, mask=inside, other=0)
+            page = page.to(tl.int64)
+            slot = tokens % PAGE
+        else:
+            page = batch.to(tl.int64)
+            slot = tokens.to(tl.int64)
+        k_low, k_high = _halves(key_ptr, key_scale_ptr, key_zero_ptr, page, kv_head, slot, inside, key_page, key_head,
+                                key_token, key_scale_page, key_scale_head, key_scale_token, KEY_BITS, KEY_GROUPS, HALF,
+                                COLUMNS, q_ptr.dtype.element_ty)  # fmt: skip
+        v_low, v_high = _halves(value_ptr, value_scale_ptr, value_zero_ptr, page, kv_head, slot, inside, value_page,
+                                value_head, value_token, value_scale_page, value_scale_head, value_scale_token,
+                                VALUE_BITS, VALUE_GROUPS, HALF, COLUMNS, q_ptr.dtype.element_ty)  # fmt: skip
+
+        scores = dot(q_high, tl.trans(k_high), dot(q_low, tl.trans(k_low), None, OPERAND), OPERAND) * scale
+        scores = tl.where(inside[None, :], scores, float("-inf"))
+        highest = tl.maximum(best, tl.max(scores, 1))  # a tile has at least one token: never -inf
+        weights = tl.exp2(scores - highest[:, None])
+        kept = tl.exp2(best - highest)
+        total = total * kept + tl.sum(weights, 1)
+        weights = weights.to(q_ptr.dtype.element_ty)
+        low = dot(weights, v_low, low * kept[:, None], OPERAND)
+        high = dot(weights, v_high, high * kept[:, None], OPERAND)
+        best = highest
+
+    total = tl.where(total == 0.0, 1.0, total)  # where nothing was seen; NaN stays
+    # Heads of a sequence, and parts of a head, lie one after the other.
+    written = ((batch * kv_heads + kv_head) * GROUP + rows) * splits + part
+    out_rows = out_ptr + written[:, None] * (2 * HALF)
+    kind = out_ptr.dtype.element_ty
+    tl.store(out_rows + _low(columns, VALUE_BITS)[None, :], (low / total[:, None]).to(kind), mask=valid)
+    tl.store(out_rows + _high(columns, VALUE_BITS, HALF)[None, :], (high / total[:, None]).to(kind), mask=valid)
+    tl.store(lse_ptr + written, (best + tl.log2(total)) * LN2, mask=rows < GROUP)
+
+
+@triton.jit
+def _low(columns, BITS: tl.constexpr):
+    return columns * 2 if BITS == 4 else columns
+
+
+@triton.jit
+def _high(columns, BITS: tl.constexpr, HALF: tl.constexpr):
+    return columns * 2 + 1 if BITS == 4 else columns + HALF
+
+
+@triton.jit
+def _halves(
+    ptr, scale_ptr, zero_ptr, page, head, slot, inside, of_page, of_head, of_token, scale_of_page, scale_of_head,
+    scale_of_token, BITS: tl.constexpr, GROUPS: tl.constexpr, HALF: tl.constexpr, COLUMNS: tl.constexpr,
+    KIND: tl.constexpr,
+):  # fmt: skip
+    """Two [tokens, columns] of ``KIND``, dequantised; 0 for tokens that are not ``inside``: nothing of them is read."""
+    columns = tl.arange(0, COLUMNS)
+    loaded = inside[:, None]
+    if COLUMNS != HALF:
+        loaded = loaded & (columns < HALF)[None, :]
+    rows = ptr + (page * of_page + head * of_head + slot * of_token)[:, None]
+    low = tl.load(rows + columns[None, :], mask=loaded, other=0)
+    if BITS == 4:
+        high = low >> 4
+        low = low & 15
+    else:
+        high = tl.load(rows + (columns + HALF)[None, :], mask=loaded, other=0)
+    if BITS < 16:
+        SPAN: tl.constexpr = COLUMNS if GROUPS == 1 else HALF // GROUPS  # columns of a half that share a pair
+        pairs = tl.arange(0, COLUMNS // SPAN)
+        paired = inside[:, None] & (pairs < GROUPS)[None, :]
+        pair = (page * scale_of_page + head * scale_of_head + slot * scale_of_token)[:, None] + pairs[None, :]
+        scale = tl.load(scale_ptr + pair, mask=paired, other=0.0)
+        zero = tl.load(zero_ptr + pair, mask=paired, other=0.0)
+        low = _dequantised(low, scale, zero, SPAN, KIND)
+        high = _dequantised(high, scale, zero, SPAN, KIND)
+    return low, high
+
+
+@triton.jit
+def _dequantised(stored, scale, zero, SPAN: tl.constexpr, KIND: tl.constexpr):
+    """``scale * (stored - zero)``: in fp16 where that is wanted, which rounds twice but is half the work."""
+    tokens: tl.constexpr = stored.shape[0]
+    columns: tl.constexpr = stored.shape[1]
+    work: tl.constexpr = tl.float16 if KIND.is_fp16() else tl.float32
+    grouped = tl.reshape(stored, [tokens, columns // SPAN, SPAN]).to(work)
+    plain = (grouped - zero.to(work)[:, :, None]) * scale.to(work)[:, :, None]
+    return tl.reshape(plain, [tokens, columns]).to(KIND)
+
+
+@triton.jit
+def _merge_parts(
+    parts_ptr, parts_lse_ptr, out_ptr, lse_ptr, splits, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr,
+):  # fmt: skip
+    """One head of one sequence: parts weigh the exponential of their log-sum-exp."""
+    head = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, COLUMNS)
+    best = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    out = tl.zeros([1, COLUMNS], tl.float32)
+    for start in tl.range(0, splits, PARTS):
+        parts = start + tl.arange(0, PARTS)
+        rows = (head * splits + parts)[:, None] * HEAD_DIM + columns[None, :]
+        lse = tl.load(parts_lse_ptr + head * splits + parts, mask=parts < splits, other=float("-inf"))
+        valid = (parts < splits)[:, None] & (columns < HEAD_DIM)[None, :]
+        part = tl.load(parts_ptr + rows, mask=valid, other=0.0)
+        highest = tl.maximum(best, tl.max(lse, 0))
+        shift = tl.where(highest == float("-inf"), 0.0, highest)  # -inf less -inf is not a number
+        weights = tl.exp(lse - shift)
+        kept = tl.exp(best - shift)
+        total = total * kept + tl.sum(weights, 0)
+        out = out * kept[:, None] + tl.sum(part * weights[:, None], 0)[None, :]
+        best = highest
+    total = tl.where(total == 0.0, 1.0, total)  # where nothing was seen; NaN stays
+    out = (out / total[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + head * HEAD_DIM + columns[None, :], out, mask=(columns < HEAD_DIM)[None, :])
+    tl.store(lse_ptr + head + tl.arange(0, 1), best + tl.log(total))
