@@ -13,6 +13,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -176,7 +177,7 @@ def _entry(path: Path, name: str, value: object) -> Entry:
     return Entry(dtype, tuple(shape), offsets[0], offsets[1])
 
 
-def _are_sizes(value: object) -> bool:
+def _are_sizes(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
 
 

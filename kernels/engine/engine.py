@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -28,9 +29,9 @@ Prompts = Sequence[int] | Sequence[Sequence[int]]
 
 
 class Streamed(NamedTuple):
-    """A token of a prompt: ``index`` is the prompt's place among those asked for."""
+    """A token of a prompt: ``prompt`` is its place among those asked for."""
 
-    index: int
+    prompt: int
     token: int
 
 
@@ -101,6 +102,7 @@ class Engine:
             decoder = make_decoder(config, loaded, max_seq_len, path)
             graphs = DecodeGraphs(decoder, cache, max_batch) if cuda_graph else None
         self.config = config
+        self.page_tokens = _page_tokens(kv_cache, max_seq_len)
         self.runner = Runner(decoder, cache, graphs)
         self.limits = Limits(max_batch, max_seq_len, capacity, max_delay_s, max_size)
         self.scheduler = Scheduler(self.runner, self.limits)
@@ -151,20 +153,23 @@ class Engine:
 
     def step(self) -> list[Request]:
         """One step of the scheduler, see there: for callers who queue requests themselves."""
-        with torch.inference_mode():
+        with self.scope():
             return self.scheduler.step()
 
-    def _add(
-        self, prompts: Prompts, max_new_tokens: int, sampling: Sampling, stop_token: int | None
-    ) -> list[Request]:
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """What steps run in: no gradients, and the engine's GPU as the current one."""
+        device = self.runner.decoder.weights.device
+        with torch.inference_mode(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            yield
+
+    def _add(self, prompts: Prompts, max_new_tokens: int, sampling: Sampling, stop_token: int | None) -> list[Request]:
         requests: list[Request] = []
-        try:
-            for number, prompt in enumerate(_listed(prompts)):
-                own = replace(sampling, seed=sampling.seed + number)
-                requests.append(self.scheduler.add(prompt, max_new_tokens, own, stop_token))
-        except Exception:
-            self._cancel(requests)
-            raise
+        for number, prompt in enumerate(as_prompts(prompts)):
+            own = replace(sampling, seed=sampling.seed + number)
+            requests.append(self.scheduler.make_request(prompt, max_new_tokens, own, stop_token))
+        for request in requests:
+            self.scheduler.add(request)
         return requests
 
     def _run(self, requests: Sequence[Request]) -> None:
@@ -193,7 +198,8 @@ class Engine:
             self.scheduler.cancel(request)
 
 
-def _listed(prompts: Prompts) -> list[Sequence[int]]:
+def as_prompts(prompts: Prompts) -> list[Sequence[int]]:
+    """A list of prompts from one prompt or several. Raises ValueError for an empty list."""
     check(len(prompts) > 0, "prompts is empty: at least one token is needed")
     if isinstance(prompts[0], int):
         return [prompts]  # type: ignore[list-item]
@@ -222,11 +228,16 @@ def _load(model: ModelConfig | str | Path, precision: str, device: str, seed: in
     return config, random_weights(config, precision=precision, device=device, seed=seed)
 
 
+def _page_tokens(kind: str, max_seq_len: int) -> int:
+    """Tokens of what the cache gives out as one piece: a page, or a whole sequence's row."""
+    return max_seq_len if kind == "contiguous" else PAGE_SIZE
+
+
 def _capacity(
     config: ModelConfig, weights: Weights, kind: str, max_seq_len: int, max_batch: int, cache_tokens: int | None
 ) -> int:
     """Tokens that the cache gets, a multiple of the page size, or of whole sequences where it is contiguous."""
-    unit = max_seq_len if kind == "contiguous" else PAGE_SIZE
+    unit = _page_tokens(kind, max_seq_len)
     if cache_tokens is None:
         each = bytes_per_token(kind, layers=config.layers, kv_heads=config.kv_heads, head_dim=config.head_dim,
                                itemsize=weights.dtype.itemsize)  # fmt: skip

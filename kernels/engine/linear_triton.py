@@ -1,4 +1,5 @@
 """x [rows, in] times an INT8 weight [out, in], widened in registers; see linear.py."""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _hook: list[Hook] = [_no_hook]
 
 
 def mark(name: str, **ids: int | str) -> AbstractContextManager[object]:
-    """A context manager around a phase of the engine; ``ids`` say which: ``step``, ``request``, ``batch``, ``layer``."""
+    """A context manager around a phase of the engine; ``ids`` say which one, or how large: ``step``, ``batch``."""
     return _hook[0](name, **ids)
 
 

@@ -66,7 +66,7 @@ def probabilities(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 
 def draw(chances: Tensor, uniforms: Sequence[float]) -> Tensor:
-    """One token id of each row of ``chances`` [rows, vocabulary], by the inverse of its distribution -> int64 [rows]."""
+    """One token id, int64 [rows], of each row of ``chances`` [rows, vocabulary], by inverting its distribution."""
     check(len(uniforms) == chances.shape[0], f"uniforms has {len(uniforms)} numbers for {chances.shape[0]} rows")
     at = chances.double().cumsum(1)
     whole = at[:, -1:].contiguous()

@@ -65,7 +65,7 @@ class Limits:
     """What a scheduler may do at once.
 
     Waiting requests are admitted together as soon as ``max_size`` of them wait, or the oldest has waited
-    ``max_delay_s``; 0 = at once. A step prefills at most ``max_prefill_tokens``, and at least one request, since running
+    ``max_delay_s``; 0 = at once. A step prefills at most ``max_prefill_tokens``, but at least one request: running
     requests stand still meanwhile.
     """
 
@@ -95,26 +95,30 @@ class Scheduler:
         self._ids = itertools.count()
         self._is_held = False  # something was preempted, and nothing has ended since
 
-    def add(
+    def make_request(
         self,
         prompt: Sequence[int],
         max_new_tokens: int,
         sampling: Sampling | None = None,
         stop_token: int | None = None,
     ) -> Request:
-        """Queue a prompt. Raises ValueError for one that is empty, has ids out of range, or could never fit."""
+        """A request that arrives now, not queued yet; any thread may make one.
+
+        Raises ValueError for a prompt that is empty or could never fit, IndexError for token ids out of range.
+        """
         prompt = list(prompt)
-        self._check(prompt, max_new_tokens)
-        request = Request(
-            next(self._ids), prompt, max_new_tokens, sampling or Sampling(), stop_token, time.perf_counter()
-        )
+        self.check_request(prompt, max_new_tokens)
+        return Request(next(self._ids), prompt, max_new_tokens, sampling or Sampling(), stop_token, time.perf_counter())
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
         self.waiting.append(request)
-        return request
 
     def cancel(self, request: Request) -> None:
         """End a request and give its pages back; nothing happens where it is done already."""
         if request.state == WAITING:
-            self.waiting.remove(request)
+            if request in self.waiting:
+                self.waiting.remove(request)
             request.state = CANCELLED
         elif request.state == RUNNING:
             self._end(request, CANCELLED)
@@ -142,7 +146,8 @@ class Scheduler:
             served += [request for request in self._decode() if request not in served]
         return served
 
-    def _check(self, prompt: list[int], max_new_tokens: int) -> None:
+    def check_request(self, prompt: list[int], max_new_tokens: int) -> None:
+        """Raise ValueError or IndexError for a prompt that cannot be run, see ``make_request``."""
         vocabulary, limits = self.runner.decoder.config.vocabulary, self.limits
         check(len(prompt) > 0, "prompt is empty: at least one token is needed")
         wrong = next((token for token in prompt if not 0 <= token < vocabulary), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from spikeprof.kernels.paths import check
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
-Matrix = Tensor | Int8
+Matrix: TypeAlias = Tensor | Int8
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,11 @@ def layer_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
         "gate_up": (2 * config.intermediate, config.hidden),
         "down": (config.hidden, config.intermediate),
     }
+
+
+def _bytes(matrix: Matrix) -> int:
+    parts = (matrix.values, matrix.scale) if isinstance(matrix, Int8) else (matrix,)
+    return sum(part.numel() * part.element_size() for part in parts)
 
 
 def _rows(config: ModelConfig, names: tuple[str, ...], into: Tensor) -> list[int]:
