@@ -45,6 +45,9 @@ _LAUNCHES_MIN = 0.5
 #: Samples longer than this many median ones are none: the first of a session may begin at time 0.
 _LENGTHS_MAX = 100
 
+#: A sample may begin this part of its length before the last one ends; it is then taken to begin there.
+_OVERLAP_DIVISOR = 50
+
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
@@ -111,8 +114,10 @@ def _usable(samples: Samples) -> tuple[Samples, int]:
     length = end - start
     good = length > 0
     good &= length <= _LENGTHS_MAX * (np.median(length[good]) if good.any() else 0)
-    reach = np.maximum.accumulate(np.where(good, end, np.iinfo(np.int64).min))
-    good[1:] &= start[1:] >= reach[:-1]
+    # CUPTI sets its clock right now and then: a sample then begins up to 1.2 % of its length before the last one ends.
+    reach = np.maximum.accumulate(np.where(good, end, np.iinfo(np.int64).min))[:-1]
+    good[1:] &= start[1:] + length[1:] // _OVERLAP_DIVISOR >= reach
+    start = np.append(start[:1], np.where(good[1:], np.maximum(start[1:], reach), start[1:]))
     finite = np.isfinite(values)
     live = finite[good].any(axis=0) | (not good.any())
     good &= finite[:, live].all(axis=1)

@@ -229,6 +229,18 @@ def test_samples_that_cannot_be_used_are_set_aside() -> None:
     assert found.balance[:, 0].sum() == 180
 
 
+def test_a_sample_that_begins_a_hundredth_early_is_used_from_where_the_last_one_ends() -> None:
+    """As CUPTI gives them where it sets its clock right; the counts are all there."""
+    start = np.array([1_000_000, 1_009_884, 1_020_000])
+    samples = Samples(
+        start, np.array([1_010_000, 1_020_000, 1_030_000]), np.array([[0.0], [80], [0]]), ("dram_read_bytes",)
+    )
+    found = _attributed(samples, _work((1012, 1016, 0)))
+    assert found.set_aside_count == 0
+    assert found.balance[:, 0].sum() == 80
+    assert found.classes.value.tolist() == [[80]]
+
+
 def test_samples_in_any_order() -> None:
     samples = _samples([0, 40, 100, 100, 100, 70, 0])
     mixed = np.array([3, 0, 6, 2, 5, 1, 4])
