@@ -59,7 +59,7 @@ class Engine:
     activations). ``weights``: "fp32", "fp16", "bf16", "int8". ``device`` "auto": a GPU where there is one.
     ``cache_tokens``: room of the cache in tokens; by default what ``max_batch`` sequences can need, but no more than
     80 % of the GPU's free memory, or 256 MiB on a CPU. ``max_delay_s``, ``max_size``: see ``Limits``. ``path``: of the
-    kernels. Raises ValueError for values that cannot work, CheckpointError for a damaged checkpoint.
+    kernels. ``fused`` False takes separate torch operators instead of fused kernels, for comparison. Raises ValueError for values that cannot work, CheckpointError for a damaged checkpoint.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class Engine:
         max_delay_s: float = 0.0,
         max_size: int | None = None,
         path: str = "auto",
+        fused: bool = True,
     ) -> None:
         check(max_seq_len > 0, f"max_seq_len is {max_seq_len}: it must be positive")
         check(max_batch > 0, f"max_batch is {max_batch}: it must be positive")
@@ -99,7 +100,7 @@ class Engine:
                 dtype=loaded.dtype,
                 device=device,
             )
-            decoder = make_decoder(config, loaded, max_seq_len, path)
+            decoder = make_decoder(config, loaded, max_seq_len, path=path, fused=fused)
             graphs = DecodeGraphs(decoder, cache, max_batch) if cuda_graph else None
         self.config = config
         self.page_tokens = _page_tokens(kv_cache, max_seq_len)

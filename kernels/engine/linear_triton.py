@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from spikeprof.kernels.attention.dots_triton import dot, operand
+
 BLOCK_ROWS = 16  # the fewest that tl.dot takes
 BLOCK_OUT = 32  # small: a decode step has few rows, so only many programs along ``out`` fill the GPU
 BLOCK_IN = 256
@@ -17,7 +19,8 @@ NUM_STAGES = 4
 
 @triton.jit
 def _int8_linear(x, values, scale, out, rows, outs, ins,
-                 BLOCK_ROWS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr):  # fmt: skip
+                 BLOCK_ROWS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
+                 OPERAND: tl.constexpr):  # fmt: skip
     row = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     channel = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     total = tl.zeros((BLOCK_ROWS, BLOCK_OUT), tl.float32)
@@ -28,7 +31,7 @@ def _int8_linear(x, values, scale, out, rows, outs, ins,
         b = tl.load(values + channel[None, :].to(tl.int64) * ins + at[:, None],
                     mask=(channel < outs)[None, :] & (at < ins)[:, None], other=0)  # fmt: skip
         # -127..127 is exact in every float dtype of x.
-        total = tl.dot(a, b.to(a.dtype), total, input_precision="ieee")
+        total = dot(a, b.to(tl.float32), total, OPERAND)
     by = tl.load(scale + channel, mask=channel < outs, other=0.0)
     tl.store(out + row[:, None].to(tl.int64) * outs + channel[None, :],
              (total * by[None, :]).to(out.dtype.element_ty),
@@ -41,6 +44,6 @@ def int8_linear(x: Tensor, values: Tensor, scale: Tensor) -> Tensor:
     outs = values.shape[0]
     out = torch.empty(rows, outs, dtype=x.dtype, device=x.device)
     grid = (triton.cdiv(outs, BLOCK_OUT), triton.cdiv(rows, BLOCK_ROWS))
-    _int8_linear[grid](x, values, scale, out, rows, outs, ins, BLOCK_ROWS, BLOCK_OUT, BLOCK_IN,
+    _int8_linear[grid](x, values, scale, out, rows, outs, ins, BLOCK_ROWS, BLOCK_OUT, BLOCK_IN, operand(x.dtype),
                        num_warps=NUM_WARPS, num_stages=NUM_STAGES)  # fmt: skip
     return out

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from spikeprof.kernels.cache.protocol import KVCache, Plan
-from spikeprof.kernels.engine import operators
 from spikeprof.kernels.engine.config import ModelConfig
 from spikeprof.kernels.engine.linear import linear
+from spikeprof.kernels.engine.operators import Operators, fused_operators, unfused_operators
 from spikeprof.kernels.engine.weights import Matrix, Weights
-from spikeprof.kernels.paths import check, check_shape
+from spikeprof.kernels.fused import rotary_table
+from spikeprof.kernels.paths import check, check_shape, chosen
 
 #: (layer, q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim]) -> [tokens, heads, head_dim]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -25,15 +26,16 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A model ready to run. ``rotary`` fp32 [2, max_seq_len, head_dim // 2]: cosines and sines.
+    """A model ready to run. ``rotary`` is the table of ``rotary_table``, for as many positions as a sequence may have.
 
-    ``paths`` collects which path each kernel ran on, by the kernel's name.
+    ``path`` is asked of every kernel; ``paths`` collects which one each ran on, by the kernel's name.
     """
 
     config: ModelConfig
     weights: Weights
     rotary: Tensor
-    path: str = "auto"
+    operators: Operators
+    path: str
     paths: dict[str, set[str]] = field(default_factory=dict)
 
     def ran(self, name: str, path: str) -> None:
@@ -41,12 +43,16 @@ class Decoder:
         self.paths.setdefault(name, set()).add(path)
 
 
-def make_decoder(config: ModelConfig, weights: Weights, max_seq_len: int, path: str = "auto") -> Decoder:
-    """A decoder for sequences of at most ``max_seq_len`` tokens."""
-    half = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
-    angles = torch.outer(torch.arange(max_seq_len, dtype=torch.float64), config.rope_theta**-half)
-    rotary = torch.stack([angles.cos(), angles.sin()]).to(device=weights.device, dtype=torch.float32)
-    return Decoder(config, weights, rotary, path)
+def make_decoder(
+    config: ModelConfig, weights: Weights, max_seq_len: int, *, path: str = "auto", fused: bool = True
+) -> Decoder:
+    """A decoder for sequences of at most ``max_seq_len`` tokens; not ``fused``: of separate torch operators.
+
+    Raises ValueError for a path that cannot be taken where the weights are.
+    """
+    chosen(path, weights.embedding)
+    table = rotary_table(max_seq_len, config.head_dim, base=config.rope_theta, device=weights.device)
+    return Decoder(config, weights, table, fused_operators(path) if fused else unfused_operators(), path)
 
 
 def prefill(decoder: Decoder, cache: KVCache, plan: Plan, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -69,8 +75,8 @@ def prefill(decoder: Decoder, cache: KVCache, plan: Plan, tokens: Tensor, positi
                 keys, values = k[own].transpose(0, 1), v[own].transpose(0, 1)
             else:
                 keys, values = cache.gather(layer, sequence)
-            seen = operators.attention(q[own].transpose(0, 1)[None], keys[None], values[None], window, decoder.path)
-            decoder.ran("attention", seen.path)
+            seen = decoder.operators.attend(q[own].transpose(0, 1)[None], keys[None], values[None], window)
+            decoder.ran("prefill_attention", seen.path)
             outs.append(seen.out[0].transpose(0, 1))
         return torch.cat(outs)
 
@@ -117,28 +123,28 @@ def _check_tokens(plan: Plan, tokens: Tensor, positions: Tensor) -> None:
 
 def _forward(decoder: Decoder, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None) -> Tensor:
     """Logits of all tokens, or of ``rows`` of them."""
-    config, weights, path = decoder.config, decoder.weights, decoder.path
-    cos, sin = decoder.rotary[:, positions]
+    config, weights, operators = decoder.config, decoder.weights, decoder.operators
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    residual = weights.embedding[tokens]
-    x, ran = operators.rms_norm(residual, weights.layers[0].attention_norm, config.norm_eps, path)
-    decoder.ran("rms_norm", ran)
+    x = weights.embedding[tokens]
+    x, residual, ran = operators.norm(x, torch.zeros_like(x), weights.layers[0].attention_norm, config.norm_eps)
+    decoder.ran("rms_norm_residual", ran)
     for number, layer in enumerate(weights.layers):
         q, k, v = _product(decoder, x, layer.qkv).split([queries, keys, keys], 1)
-        q, ran = operators.rotary(q.view(-1, config.heads, config.head_dim), cos, sin, path)
-        k, ran = operators.rotary(k.view(-1, config.kv_heads, config.head_dim), cos, sin, path)
+        q, k, v = (part.unflatten(1, (-1, config.head_dim)) for part in (q, k, v))
+        q, k, ran = operators.rotate(q, k, positions, decoder.rotary)
         decoder.ran("rotary", ran)
-        seen = attend(number, q, k, v.view(-1, config.kv_heads, config.head_dim))
+        seen = attend(number, q, k, v)
         x = _product(decoder, seen.reshape(-1, queries), layer.out)
-        residual, x, ran = operators.add_rms_norm(x, residual, layer.mlp_norm, config.norm_eps, path)
-        decoder.ran("add_rms_norm", ran)
-        x, ran = operators.silu_mul(_product(decoder, x, layer.gate_up), path)
+        x, residual, ran = operators.norm(x, residual, layer.mlp_norm, config.norm_eps)
+        decoder.ran("rms_norm_residual", ran)
+        x, ran = operators.silu_mul(*_product(decoder, x, layer.gate_up).chunk(2, 1))
         decoder.ran("silu_mul", ran)
         x = _product(decoder, x, layer.down)
         following = weights.layers[number + 1].attention_norm if number + 1 < config.layers else weights.norm
         if rows is not None and number + 1 == config.layers:
             x, residual = x[rows], residual[rows]
-        residual, x, ran = operators.add_rms_norm(x, residual, following, config.norm_eps, path)
+        x, residual, ran = operators.norm(x, residual, following, config.norm_eps)
+        decoder.ran("rms_norm_residual", ran)
     return _product(decoder, x, weights.head)
 
 

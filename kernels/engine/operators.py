@@ -1,57 +1,44 @@
-"""The decoder's operators, each as ``Ran``, in one place."""
+"""The decoder's operators as two sets: fused kernels, and their twins of separate torch operators to compare with."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from spikeprof.kernels.paths import TORCH, Attended, Ran
-
-
-class Normed(NamedTuple):
-    """The residual stream after adding, and its norm."""
-
-    residual: Tensor
-    out: Tensor
-    path: str
+from spikeprof.kernels import fused
+from spikeprof.kernels.attention import naive_attention, tiled_attention
+from spikeprof.kernels.fused import Normed, Rotated
+from spikeprof.kernels.paths import Attended, Ran
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, path: str) -> Ran:
-    """``x`` [tokens, hidden] -> its root-mean-square norm, computed in fp32."""
-    wide = x.float()
-    out = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return Ran((out * weight.float()).to(x.dtype), TORCH)
+@dataclass(frozen=True, slots=True)
+class Operators:
+    """``norm(x, residual, weight, eps)``, ``rotate(q, k, positions, table)``, ``silu_mul(gate, up)`` and causal
+    ``attend(q, k, v, window)``, shaped as in kernels.fused and kernels.attention; each says its path."""
+
+    norm: Callable[[Tensor, Tensor, Tensor, float], Normed]
+    rotate: Callable[[Tensor, Tensor, Tensor, Tensor], Rotated]
+    silu_mul: Callable[[Tensor, Tensor], Ran]
+    attend: Callable[[Tensor, Tensor, Tensor, int | None], Attended]
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, path: str) -> Normed:
-    """``residual + x`` and its norm."""
-    total = residual + x
-    return Normed(total, rms_norm(total, weight, eps, path).out, TORCH)
+def fused_operators(path: str) -> Operators:
+    """Fused kernels, and attention by tiles, on ``path``."""
+    return Operators(
+        lambda x, residual, weight, eps: fused.rms_norm_residual(x, residual, weight, eps=eps, path=path),
+        lambda q, k, positions, table: fused.rotary(q, k, positions, table, path=path),
+        lambda gate, up: fused.silu_mul(gate, up, path=path),
+        lambda q, k, v, window: tiled_attention(q, k, v, window=window, path=path),
+    )
 
 
-def rotary(x: Tensor, cos: Tensor, sin: Tensor, path: str) -> Ran:
-    """``x`` [tokens, heads, head_dim] rotated; ``cos`` and ``sin`` fp32 [tokens, head_dim // 2]."""
-    low, high = x.float().chunk(2, -1)
-    c, s = cos[:, None], sin[:, None]
-    return Ran(torch.cat([low * c - high * s, high * c + low * s], -1).to(x.dtype), TORCH)
-
-
-def silu_mul(gate_up: Tensor, path: str) -> Ran:
-    """``gate_up`` [tokens, 2 * intermediate] -> silu of the first half times the second."""
-    gate, up = gate_up.chunk(2, -1)
-    return Ran(F.silu(gate) * up, TORCH)
-
-
-def attention(q: Tensor, k: Tensor, v: Tensor, window: int | None, path: str) -> Attended:
-    """Causal attention; the last query sees the last key."""
-    group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    q_len, k_len = q.shape[2], k.shape[2]
-    away = torch.arange(k_len - q_len, k_len, device=q.device)[:, None] - torch.arange(k_len, device=q.device)
-    seen = (away >= 0) & (away < (window or k_len))
-    scores = (q.float() @ k.float().transpose(2, 3)) * q.shape[-1] ** -0.5
-    scores = scores.masked_fill(~seen, float("-inf"))
-    return Attended((scores.softmax(-1) @ v.float()).to(q.dtype), scores.logsumexp(-1), TORCH)
+def unfused_operators() -> Operators:
+    """Separate torch operators, and attention that materialises its scores."""
+    return Operators(
+        lambda x, residual, weight, eps: fused.rms_norm_residual_unfused(x, residual, weight, eps=eps),
+        fused.rotary_unfused,
+        fused.silu_mul_unfused,
+        lambda q, k, v, window: naive_attention(q, k, v, window=window),
+    )

@@ -56,7 +56,7 @@ def probabilities(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     scaled = logits.float() / torch.where(options[0] > 0, options[0], 1.0)[:, None]
     found = scaled.softmax(1)
     if any(sampling.top_p < 1 and sampling.temperature > 0 for sampling in samplings):
-        ordered, order = found.sort(1, descending=True, stable=True)
+        ordered, order = found.sort(dim=1, descending=True, stable=True)
         before = ordered.cumsum(1) - ordered
         # The most likely token is before nothing: it is always kept. A top_p of 1 keeps all, whatever the rounding.
         kept = (before < options[1][:, None]) | (options[1] >= 1)[:, None]

@@ -20,6 +20,7 @@ from spikeprof.kernels.probes.probed import Probed
 NVRTC = "nvrtc"
 PATHS = ("auto", NVRTC, TORCH)
 TILES = {"conflicting": "32", "padded": "33", "swizzled": "32"}  # words in a row of the tile
+BANKS = 32  # of shared memory, a word of 4 bytes each
 TILE, ROWS = 32, 8  # a block has 32 x 8 threads, each moves four elements
 
 _SOURCE = """
@@ -75,6 +76,13 @@ def source(tile: str) -> str:
     for name, value in (("@NAME@", tile), ("@WORDS@", TILES[tile]), ("@WRITE@", write), ("@READ@", read)):
         text = text.replace(name, value)
     return text
+
+
+def ways(tile: str) -> int:
+    """How many accesses of a warp that reads a column fall into the same bank, at most: one is no conflict."""
+    words = int(TILES[tile])
+    banks = [(row * words + (row if tile == "swizzled" else 0)) % BANKS for row in range(TILE)]
+    return max(banks.count(bank) for bank in banks)
 
 
 def _launch(x: Tensor, tile: str) -> Tensor:

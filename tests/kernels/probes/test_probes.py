@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 
 from spikeprof.kernels import probes  # noqa: E402
 from spikeprof.kernels.probes.transpose import TILES, source  # noqa: E402
+from spikeprof.kernels.probes.transpose import ways as transpose_ways  # noqa: E402
 
 BOUNDS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
@@ -103,6 +104,7 @@ def banks(tile: str) -> tuple[int, int]:
 @pytest.mark.parametrize(("tile", "ways"), [("conflicting", 32), ("padded", 1), ("swizzled", 1)])
 def test_ways_of_conflict_by_hand(tile, ways):
     assert banks(tile) == (1, ways)
+    assert transpose_ways(tile) == ways
 
 
 def test_what_cannot_be_is_named():
