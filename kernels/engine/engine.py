@@ -59,7 +59,9 @@ class Engine:
     activations). ``weights``: "fp32", "fp16", "bf16", "int8". ``device`` "auto": a GPU where there is one.
     ``cache_tokens``: room of the cache in tokens; by default what ``max_batch`` sequences can need, but no more than
     80 % of the GPU's free memory, or 256 MiB on a CPU. ``max_delay_s``, ``max_size``: see ``Limits``. ``path``: of the
-    kernels. ``fused`` False takes separate torch operators instead of fused kernels, for comparison. Raises ValueError for values that cannot work, CheckpointError for a damaged checkpoint.
+    kernels. ``fused`` False takes separate torch operators instead of fused kernels, for comparison.
+
+    Raises ValueError for values that cannot work, CheckpointError for a damaged checkpoint.
     """
 
     def __init__(
