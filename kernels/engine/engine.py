@@ -87,7 +87,7 @@ class Engine:
         device = _device(device)
         check(not cuda_graph or torch.device(device).type == "cuda",
               f"cuda_graph is True, but the device is {device}: CUDA graphs need a GPU")  # fmt: skip
-        with torch.inference_mode():
+        with torch.no_grad():  # not inference mode: whoever uses the runner without it may write the cache, too
             config, loaded = _load(model, weights, device, seed)
             capacity = _capacity(config, loaded, kv_cache, max_seq_len, max_batch, cache_tokens)
             cache = make_cache(
