@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -29,13 +30,14 @@ def append(key_store: Tensor | Quantised, value_store: Tensor | Quantised, slots
     heads = min(max(ELEMENTS // width, 1), triton.next_power_of_2(kv_heads))
     key_parts, key_bits = _parts(key_store)
     value_parts, value_bits = _parts(value_store)
-    append_kernel[(tokens, triton.cdiv(kv_heads, heads))](
-        slots,
-        keys, keys.stride(0), keys.stride(1), *key_parts,
-        values, values.stride(0), values.stride(1), *value_parts,
-        kv_heads, key_parts[0].shape[2],
-        KEY_BITS=key_bits, VALUE_BITS=value_bits, HEAD_DIM=head_dim, WIDTH=width, HEADS=heads, num_warps=WARPS,
-    )  # fmt: skip
+    with torch.cuda.device_of(keys):
+        append_kernel[(tokens, triton.cdiv(kv_heads, heads))](
+            slots,
+            keys, keys.stride(0), keys.stride(1), *key_parts,
+            values, values.stride(0), values.stride(1), *value_parts,
+            kv_heads, key_parts[0].shape[2],
+            KEY_BITS=key_bits, VALUE_BITS=value_bits, HEAD_DIM=head_dim, WIDTH=width, HEADS=heads, num_warps=WARPS,
+        )  # fmt: skip
 
 
 def _parts(stored: Tensor | Quantised) -> tuple[tuple[Any, Any, Any], int]:
