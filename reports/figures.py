@@ -75,7 +75,7 @@ def time_unit(span_ns: float) -> tuple[float, str]:
 
 
 def plotly_figure(spec: Figure, table: PlainTable, unit: tuple[float, str] | None = None) -> Plotly | None:
-    """The plotly figure of a spec, None when the table is empty, lacks a column or the kind is drawn as a table.
+    """The plotly figure of a spec, None when the table has nothing to draw or lacks a column, or the kind is a table's.
 
     ``unit`` is the unit of a time axis, for figures that stand under one another.
     """
@@ -83,7 +83,8 @@ def plotly_figure(spec: Figure, table: PlainTable, unit: tuple[float, str] | Non
     if spec.kind == "table" or any(c not in table for c in needed) or not table[spec.x]:
         return None
     draw = {"heatmap": _heatmap, "bars": _bars, "stack": _stack, "line": _line}[spec.kind]
-    return draw(spec, table, unit or time_unit(_span(table[spec.x]) if unit_of(spec.x) == "ns" else 0))
+    made = draw(spec, table, unit or time_unit(_span(table[spec.x]) if unit_of(spec.x) == "ns" else 0))
+    return made if made["data"] else None
 
 
 def _span(values: Sequence[Any]) -> float:
@@ -285,6 +286,8 @@ def _line(spec: Figure, table: PlainTable, unit: tuple[float, str]) -> Plotly:
     for number, (series, rows) in enumerate(_by_series(spec, table)):
         picked = sorted(rows, key=lambda i: table[spec.x][i])
         values = [table[spec.y][i] for i in picked]
+        if not any(fmt.is_number(value) for value in values):
+            continue  # the legend would promise a line that is nowhere
         traces.append(
             {
                 "type": "scatter",

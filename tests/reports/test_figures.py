@@ -64,6 +64,13 @@ def test_bars_and_lines() -> None:
     assert line["data"][0]["x"] == [0.0, 2.0]  # in the order of time
 
 
+def test_a_series_without_a_number_has_no_line() -> None:
+    spec = Figure("l", "line", "t", x="t_ns", y="use_share", series="link")
+    table = {"t_ns": [0, 1, 0, 1], "use_share": [None, None, 0.5, None], "link": ["nvlink", "nvlink", "pcie", "pcie"]}
+    assert [t["y"] for t in figure(spec, table)["data"]] == [[0.5, None]]
+    assert fig.plotly_figure(spec, {**table, "use_share": [None] * 4}) is None
+
+
 def test_what_cannot_be_drawn_is_none() -> None:
     assert fig.plotly_figure(HEATMAP, {}) is None
     assert fig.plotly_figure(HEATMAP, {"kernel": [], "bin_start_ns": [], "busy_ns": []}) is None
