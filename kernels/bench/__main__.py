@@ -14,31 +14,41 @@ from spikeprof.kernels.bench.case import NotMeasured
 from spikeprof.kernels.bench.cases import cases
 from spikeprof.kernels.bench.measured import Measured, try_case
 from spikeprof.kernels.bench.peaks import measure_peaks
-from spikeprof.kernels.bench.table import as_json, footnotes, heading, results_table
+from spikeprof.kernels.bench.ratio import Setting
+from spikeprof.kernels.bench.ratios import measured, ratios, ratios_json, ratios_table
+from spikeprof.kernels.bench.table import cases_json, footnotes, heading, peaks_json, results_table
 from spikeprof.kernels.bench.timing import RUNS
 from spikeprof.kernels.probes.device import device_named
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure and print: 1 where a result is wrong, 2 where an argument is."""
+    """Measure and print: 1 where a result is wrong or failed, 2 where an argument is wrong."""
     options = _parser().parse_args(arguments)
-    to_stdout = options.json == "-"
-    console = Console(stderr=to_stdout, highlight=False, markup=False, width=80)
     try:
         device = device_named(options.device)
         small = options.quick or device.type == "cpu"
-        chosen = cases(device, small, options.names)
+        kernels = [] if options.ratios else cases(device, small, options.names)
+        claims = ratios(options.names) if options.ratios else []
     except ValueError as error:
         sys.stderr.write(f"bench: {error}\n")
         return 2
+    console = Console(stderr=options.json == "-", highlight=False, markup=False, width=80)
     peaks = measure_peaks(device, options.quick, options.runs)
     console.print(heading(peaks, options.runs) + "\n")
-    results = [try_case(case, device, peaks, options.runs) for case in chosen]
-    console.print(results_table(results))
-    for line in footnotes(results):
-        console.print("\n" + line)
-    _write(options.json, as_json(peaks, options.runs, results))
-    return 1 if any(map(_is_wrong, results)) else 0
+    values = peaks_json(peaks, options.runs)
+    if options.ratios:
+        rows = list(measured(claims, Setting(device, small, options.runs, peaks)))
+        console.print(ratios_table(rows))
+        values["ratios"] = ratios_json(rows)
+        wrong = any(failed for _, _, failed in rows)
+    else:
+        results = [try_case(case, device, peaks, options.runs) for case in kernels]
+        console.print(results_table(results))
+        console.print("\n" + "\n".join(footnotes(results)))
+        values["cases"] = cases_json(results)
+        wrong = any(map(_is_wrong, results))
+    _write(options.json, values)
+    return 1 if wrong else 0
 
 
 def _is_wrong(result: Measured | NotMeasured) -> bool:
@@ -60,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m spikeprof.kernels.bench",
         description="Time every kernel against the peaks of this device and its twin; check it against float64.",
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="kernels, by the beginning of their name")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="kernels, or claims, by the beginning of their name")
     parser.add_argument("--json", metavar="FILE", help="write all figures there; -: to standard output")
     parser.add_argument("--ratios", action="store_true", help="the table of published claims instead")
     parser.add_argument("--quick", action="store_true", help="small shapes, as on the CPU, and small peaks")

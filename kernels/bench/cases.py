@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from spikeprof.kernels.bench import cases_attention, cases_memory
+from spikeprof.kernels.bench import cases_attention, cases_fused, cases_memory
 from spikeprof.kernels.bench.case import Case, NotMeasured
 
-_MODULES = (cases_memory, cases_attention)
+_MODULES = (cases_memory, cases_fused, cases_attention)
 
 
 def cases(device: torch.device, small: bool, names: Sequence[str] = ()) -> list[Case | NotMeasured]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
@@ -48,12 +49,14 @@ def results_table(results: Sequence[Measured | NotMeasured]) -> Table:
 
 def footnotes(results: Sequence[Measured | NotMeasured]) -> Iterator[str]:
     """The twins that ratios are against, errors out of bounds, what was not measured."""
-    twins: dict[str, None] = {}
+    twins: dict[str, dict[str, None]] = {}
     for result in results:
         if isinstance(result, Measured) and result.case.twins:
-            twins[f"{result.case.kernel}: {next(iter(result.case.twins))}"] = None
+            twins.setdefault(next(iter(result.case.twins)), {})[result.case.kernel] = None
     if twins:
-        yield "×twin: how many times faster than its twin. " + "; ".join(twins) + "."
+        yield "×twin: how many times faster than"
+        for twin, kernels in twins.items():
+            yield f"  {twin}: {', '.join(kernels)}"
     for result in results:
         if isinstance(result, NotMeasured):
             yield f"{result.kernel}: {'FAILED' if result.failed else 'not measured'}: {result.reason}"
@@ -62,20 +65,14 @@ def footnotes(results: Sequence[Measured | NotMeasured]) -> Iterator[str]:
             yield f"{result.case.kernel}, {result.case.shape}: WRONG: {wrong}"
 
 
-def as_json(peaks: Peaks, runs: int, results: Sequence[Measured | NotMeasured]) -> dict[str, Any]:
-    """Everything that the table says, in SI units but for nanoseconds, and every twin."""
-    return {
-        "device": peaks.device,
-        "l2_bytes": peaks.l2_bytes,
-        "runs": runs,
-        "peaks": {
-            "copy_bytes_per_s": peaks.copy_bytes_per_s,
-            "product_flops_per_s": peaks.product_flops_per_s,
-            "product_dtype": peaks.product_dtype,
-            "launch_ns": peaks.launch_ns,
-        },
-        "cases": [_case_json(result) for result in results],
-    }
+def peaks_json(peaks: Peaks, runs: int) -> dict[str, Any]:
+    """The device, its peaks and how many runs a median is of."""
+    return {"runs": runs, "peaks": asdict(peaks)}
+
+
+def cases_json(results: Sequence[Measured | NotMeasured]) -> list[dict[str, Any]]:
+    """Everything that the table says, and every twin."""
+    return [_case_json(result) for result in results]
 
 
 def rate(per_s: float, *, flops: bool = False) -> str:
