@@ -86,11 +86,13 @@ class PageTable:
         starts = np.array([held.length for held in helds], dtype=np.int64)
         copies = []
         for held, (_, count) in zip(helds, new, strict=True):
-            copies += self._make_writable(held)
+            if held.length % self.page_size:
+                copies += self._make_writable(held)
             have, held.length = self._pages_for(held.length), held.length + count
             for at in range(have, self._pages_for(held.length)):
                 self._table[held.row, at] = self._take()
-            self._offer(held)
+            if held.offered < len(held.prompt) // self.page_size:
+                self._offer(held)
         rows = np.array([held.row for held in helds])
         lengths = starts + counts
         within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
@@ -153,13 +155,14 @@ class PageTable:
         check(len(new) > 0, "new is empty: a plan needs a sequence")
         check(len({sequence for sequence, _ in new}) == len(new), f"new names a sequence twice: {list(new)}")
         helds = []
-        for sequence, count in new:
+        for sequence, count in new:  # of every step: a text is made only where it is raised
             held = self._of(sequence)
-            check(count >= 1, f"new tokens of sequence {sequence} are {count}: 1 at least")
-            check(
-                held.length + count <= self.max_tokens,
-                f"sequence {sequence} would have {held.length} + {count} tokens, max_tokens is {self.max_tokens}",
-            )
+            if count < 1:
+                raise ValueError(f"new tokens of sequence {sequence} are {count}: 1 at least")
+            if held.length + count > self.max_tokens:
+                raise ValueError(
+                    f"sequence {sequence} would have {held.length} + {count} tokens, max_tokens is {self.max_tokens}"
+                )
             helds.append(held)
         needed = self._needed(helds, [count for _, count in new])
         if needed > len(self._free):
@@ -184,9 +187,7 @@ class PageTable:
         return needed
 
     def _make_writable(self, held: _Held) -> list[tuple[int, int]]:
-        """Own the page that the next token goes to, where it is one that has tokens already."""
-        if not held.length % self.page_size:
-            return []
+        """Own the page that the next token goes to, which has tokens already; returns what to copy for it."""
         at = held.length // self.page_size
         page = int(self._table[held.row, at])
         if self._references[page] == 1:
