@@ -30,9 +30,9 @@ class _Tile(NamedTuple):
 
 
 def _tile(head_dim: int, dtype: torch.dtype) -> _Tile:
-    if dtype == torch.float32 or head_dim > 128:
-        return _Tile(32, 4, 2)
-    return _Tile(64, 4, 3)
+    if dtype == torch.float32:
+        return _Tile(32, 4, 3) if head_dim <= 128 else _Tile(16, 4, 3)
+    return _Tile(64, 4, 3) if head_dim <= 128 else _Tile(32, 4, 3)
 
 
 def decode(
@@ -143,15 +143,18 @@ def _decode_part(
 
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    low = tl.zeros([ROWS, COLUMNS], tl.float32)
-    high = tl.zeros([ROWS, COLUMNS], tl.float32)
+    low, high = tl.zeros([ROWS, COLUMNS], tl.float32), tl.zeros([ROWS, COLUMNS], tl.float32)
+    # The pages of the next tokens are looked up a turn ahead: their loads can then start as early as any.
+    entries = table_ptr + batch.to(tl.int64) * table_row
+    if PAGE:
+        coming = _pages_of(entries, begin, end, PAGE, TOKENS)
     for start in tl.range(begin, end, TOKENS):
         tokens = start + tl.arange(0, TOKENS)
         inside = tokens < end
         if PAGE:
-            page = tl.load(table_ptr + batch.to(tl.int64) * table_row + tokens // PAGE, mask=inside, other=0)
-            page = page.to(tl.int64)
+            page = coming.to(tl.int64)
             slot = tokens % PAGE
+            coming = _pages_of(entries, start + TOKENS, end, PAGE, TOKENS)
         else:
             page = batch.to(tl.int64)
             slot = tokens.to(tl.int64)
@@ -181,6 +184,13 @@ def _decode_part(
     tl.store(out_rows + _low(columns, VALUE_BITS)[None, :], (low / total[:, None]).to(kind), mask=valid)
     tl.store(out_rows + _high(columns, VALUE_BITS, HALF)[None, :], (high / total[:, None]).to(kind), mask=valid)
     tl.store(lse_ptr + written, (best + tl.log2(total)) * LN2, mask=rows < GROUP)
+
+
+@triton.jit
+def _pages_of(entries, start, end, PAGE: tl.constexpr, TOKENS: tl.constexpr):
+    """The page of each token from ``start``; entries past ``end`` are not read."""
+    tokens = start + tl.arange(0, TOKENS)
+    return tl.load(entries + tokens // PAGE, mask=tokens < end, other=0)
 
 
 @triton.jit
