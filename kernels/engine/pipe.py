@@ -103,8 +103,7 @@ class Listener:
         check(slot_bytes > 0, f"slot_bytes is {slot_bytes}: it must be positive")
         stride = _stride(slot_bytes)
         self._memory = SharedMemory(create=True, size=2 * slots * stride)
-        self._memory.close()  # mapped again below: SharedMemory would complain of views that outlive it
-        self._map = _mapped(self._memory.name)
+        self._memory.close()  # mapped again in accept: SharedMemory would not let views outlive it
         self._socket = socket.socket(socket.AF_UNIX)
         name = f"spikeprof-pipe-{secrets.token_hex(8)}"
         self._socket.bind(f"\0{name}")
@@ -122,7 +121,7 @@ class Listener:
                 if _peer(peer)[1] == os.geteuid() and await loop.sock_recv(peer, 1):
                     break
                 peer.close()
-            return End(self._map, peer, self.address, side=0)
+            return End(_mapped(self._memory.name), peer, self.address, side=0)
         finally:
             self.close()
 
@@ -242,8 +241,7 @@ class End:
         self._on_gone()
         self._is_closed = True
         self._peer.close()
-        with contextlib.suppress(BufferError):  # a view is alive: the mapping goes with it
-            self._segment.close()
+        del self._segment  # not closed: views keep the mapping as long as they live
 
     async def __aenter__(self) -> End:
         return self
