@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     console = Console(stderr=options.json == "-", highlight=False, markup=False, width=80)
     peaks = measure_peaks(device, options.quick, options.runs)
-    console.print(heading(peaks, options.runs) + "\n")
+    console.print(heading(peaks, options.runs, small) + "\n")
     values = peaks_json(peaks, options.runs)
     if options.ratios:
         rows = list(measured(claims, Setting(device, small, options.runs, peaks)))

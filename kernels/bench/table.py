@@ -16,7 +16,7 @@ from spikeprof.kernels.bench.peaks import Peaks
 NOTHING = "–"
 
 
-def heading(peaks: Peaks, runs: int) -> str:
+def heading(peaks: Peaks, runs: int, small: bool) -> str:
     """What was measured on, its peaks, and how."""
     gpu = bool(peaks.l2_bytes)
     l2 = f", L2 {peaks.l2_bytes >> 20} MiB" if gpu else ""
@@ -31,6 +31,7 @@ def heading(peaks: Peaks, runs: int) -> str:
         f"{rate(peaks.product_flops_per_s, flops=True)} ({peaks.product_by}); a launch takes {time(peaks.launch_ns)}\n"
         f"Median and p90 of {runs} runs, twins in turn. {states} Bytes are what the algorithm needs; error is "
         f"‖out − ref‖ / ‖ref‖ against float64."
+        + ("\nSmall shapes: they show that all works; times are mostly overhead." if small else "")
     )
 
 
