@@ -68,41 +68,41 @@ def append_kernel(slots,
 def _put(source, stored, scale, zero, row, inside,
          BITS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
     """One side: a row of channels from each source pointer to each row of the store."""
-    if BITS == 4:
-        _put_int4(source, stored, scale, zero, row, inside, HEAD_DIM, WIDTH)
-    else:
+    if BITS == 0:
         channel = tl.arange(0, WIDTH)[None, :]
         mask = inside[:, None] & (channel < HEAD_DIM)
         x = tl.load(source[:, None] + channel, mask=mask, other=0.0)
-        target = row[:, None] * HEAD_DIM + channel
-        if BITS == 0:
-            tl.store(stored + target, x, mask=mask)
-        else:
-            x = x.to(tl.float32)
-            low = tl.min(tl.where(channel < HEAD_DIM, x, _INFINITY), axis=1)
-            high = tl.max(tl.where(channel < HEAD_DIM, x, -_INFINITY), axis=1)
-            half, step, nought = _pair(low, high, tl.sum(x - x, axis=1), 255)
-            tl.store(stored + target, _level(x, step[:, None], nought[:, None], 255), mask=mask)
-            tl.store(scale + row, half, mask=inside)
-            tl.store(zero + row, nought.to(tl.float16), mask=inside)
+        tl.store(stored + row[:, None] * HEAD_DIM + channel, x, mask=mask)
+    elif BITS == 8:
+        _put_quantised(source, stored, scale, zero, row, inside, 8, 1, 1, HEAD_DIM, WIDTH)
+    else:
+        _put_quantised(source, stored, scale, zero, row, inside, 4, HEAD_DIM // _GROUP, WIDTH // _GROUP, _GROUP, _GROUP)
 
 
 @triton.jit
-def _put_int4(source, stored, scale, zero, row, inside, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
-    """Groups of channels; two neighbouring channels share a byte, so even and odd ones are loaded apart."""
-    GROUPS: tl.constexpr = HEAD_DIM // _GROUP
-    group = tl.arange(0, WIDTH // _GROUP)[None, :]
-    byte = group[:, :, None] * (_GROUP // 2) + tl.arange(0, _GROUP // 2)[None, None, :]
+def _put_quantised(source, stored, scale, zero, row, inside, BITS: tl.constexpr,
+                   GROUPS: tl.constexpr, GROUPS_WIDTH: tl.constexpr,
+                   SPAN: tl.constexpr, SPAN_WIDTH: tl.constexpr):  # fmt: skip
+    """``GROUPS`` of ``SPAN`` channels, each in a tile that is a power of two wide."""
+    LEVELS: tl.constexpr = 255 if BITS == 8 else 15
+    group = tl.arange(0, GROUPS_WIDTH)[None, :]
+    within = tl.arange(0, SPAN_WIDTH)[None, None, :]
+    channel = group[:, :, None] * SPAN + within
     group_mask = inside[:, None] & (group < GROUPS)
-    mask = inside[:, None, None] & (byte < HEAD_DIM // 2)
-    even = tl.load(source[:, None, None] + 2 * byte, mask=mask, other=0.0).to(tl.float32)
-    odd = tl.load(source[:, None, None] + 2 * byte + 1, mask=mask, other=0.0).to(tl.float32)
-    low = tl.min(tl.minimum(even, odd), axis=2)
-    high = tl.max(tl.maximum(even, odd), axis=2)
-    half, step, nought = _pair(low, high, tl.sum((even - even) + (odd - odd), axis=2), 15)
-    first = _level(even, step[:, :, None], nought[:, :, None], 15)
-    second = _level(odd, step[:, :, None], nought[:, :, None], 15)
-    tl.store(stored + row[:, None, None] * (HEAD_DIM // 2) + byte, first | (second << 4), mask=mask)
+    mask = group_mask[:, :, None] & (within < SPAN)
+    x = tl.load(source[:, None, None] + channel, mask=mask, other=0.0).to(tl.float32)
+    low = tl.min(tl.where(within < SPAN, x, _INFINITY), axis=2)
+    high = tl.max(tl.where(within < SPAN, x, -_INFINITY), axis=2)
+    half, step, nought = _pair(low, high, tl.sum(x - x, axis=2), LEVELS)
+    level = tl.floor(tl.div_rn(x, step[:, :, None]) + nought[:, :, None] + 0.5)
+    level = tl.minimum(tl.maximum(level, 0.0), LEVELS * 1.0).to(tl.int32).to(tl.uint8)
+    if BITS == 4:
+        even, odd = tl.split(tl.reshape(level, [level.shape[0], GROUPS_WIDTH, SPAN // 2, 2]))
+        byte = group[:, :, None] * (SPAN // 2) + tl.arange(0, SPAN // 2)[None, None, :]
+        target = stored + row[:, None, None] * (GROUPS * SPAN // 2) + byte
+        tl.store(target, even | (odd << 4), mask=group_mask[:, :, None])
+    else:
+        tl.store(stored + row[:, None, None] * (GROUPS * SPAN) + channel, level, mask=mask)
     at = row[:, None] * GROUPS + group
     tl.store(scale + at, half, mask=group_mask)
     tl.store(zero + at, nought.to(tl.float16), mask=group_mask)
@@ -119,10 +119,3 @@ def _pair(low, high, spoilt, LEVELS: tl.constexpr):
     half = (tl.maximum(exact, _LEAST_SCALE) * _FACTOR + _SUMMAND + spoilt).to(tl.float16)
     step = half.to(tl.float32)
     return half, step, tl.floor(0.5 - tl.div_rn(low, step))
-
-
-@triton.jit
-def _level(x, step, zero, LEVELS: tl.constexpr):
-    """The whole number that stands for ``x``."""
-    level = tl.floor(tl.div_rn(x, step) + zero + 0.5)
-    return tl.minimum(tl.maximum(level, 0.0), LEVELS * 1.0).to(tl.int32).to(tl.uint8)
