@@ -6,6 +6,7 @@ knows sequences apart: prefill goes through them one by one, decode hands them t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from spikeprof.kernels.cache.protocol import KVCache, Plan
 from spikeprof.kernels.engine.config import ModelConfig
+from spikeprof.kernels.engine.host import on_device
 from spikeprof.kernels.engine.linear import linear
 from spikeprof.kernels.engine.operators import Operators, fused_operators, unfused_operators
 from spikeprof.kernels.engine.weights import Matrix, Weights
@@ -63,7 +65,7 @@ def prefill(decoder: Decoder, cache: KVCache, plan: Plan, tokens: Tensor, positi
     where there was nothing before.
     """
     _check_tokens(plan, tokens, positions)
-    ends = torch.tensor(plan.new_tokens).cumsum(0).tolist()
+    ends = list(itertools.accumulate(plan.new_tokens))
     window = decoder.config.window
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -80,7 +82,7 @@ def prefill(decoder: Decoder, cache: KVCache, plan: Plan, tokens: Tensor, positi
             outs.append(seen.out[0].transpose(0, 1))
         return torch.cat(outs)
 
-    last = torch.tensor(ends, device=tokens.device) - 1
+    last = on_device([end - 1 for end in ends], torch.int64, tokens.device)
     return _forward(decoder, tokens, positions, attend, last)
 
 
@@ -103,10 +105,10 @@ def extend(decoder: Decoder, cache: KVCache, plan: Plan, tokens: Tensor, positio
     Each token is a row of decode attention of its own, which sees its sequence up to itself: so that a guess is judged
     by the arithmetic that would have made it.
     """
-    news = torch.tensor(plan.new_tokens, device=tokens.device)
+    news = on_device(plan.new_tokens, torch.int64, tokens.device)
     rows = replace(
         plan,
-        block_table=plan.block_table.repeat_interleave(news, 0),
+        block_table=plan.block_table.repeat_interleave(news, 0, output_size=len(tokens)),
         lengths=(positions + 1).to(torch.int32),
         sequences=tuple(s for s, new in zip(plan.sequences, plan.new_tokens, strict=True) for _ in range(new)),
         new_tokens=(1,) * len(tokens),

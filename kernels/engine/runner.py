@@ -11,6 +11,7 @@ from torch import Tensor
 from spikeprof.kernels.cache.protocol import CacheFull, KVCache
 from spikeprof.kernels.engine import model
 from spikeprof.kernels.engine.graph import DecodeGraphs
+from spikeprof.kernels.engine.host import on_device
 from spikeprof.kernels.engine.marks import mark
 from spikeprof.kernels.engine.model import Decoder
 
@@ -75,4 +76,4 @@ class Runner:
     def _ids(self, values: Sequence[int] | Tensor) -> Tensor:
         if isinstance(values, Tensor):
             return values
-        return torch.tensor(values, dtype=torch.int64, device=self.decoder.weights.device)
+        return on_device(values, torch.int64, self.decoder.weights.device)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from spikeprof.kernels.engine.host import on_device
 from spikeprof.kernels.paths import check, check_shape
 
 _MASK = (1 << 64) - 1
@@ -70,7 +71,7 @@ def draw(chances: Tensor, uniforms: Sequence[float]) -> Tensor:
     check(len(uniforms) == chances.shape[0], f"uniforms has {len(uniforms)} numbers for {chances.shape[0]} rows")
     at = chances.double().cumsum(1)
     whole = at[:, -1:].contiguous()
-    target = torch.tensor(uniforms, dtype=torch.float64, device=chances.device)[:, None] * whole
+    target = on_device(uniforms, torch.float64, chances.device)[:, None] * whole
     # The first token whose cumulated probability passes the target: never one of probability 0, as long as rounding
     # has not brought the target up to the whole.
     target = torch.minimum(target, torch.nextafter(whole, torch.zeros_like(whole)))
@@ -95,4 +96,4 @@ def _check(logits: Tensor, samplings: Sequence[Sampling]) -> None:
 def _options(samplings: Sequence[Sampling], device: torch.device) -> Tensor:
     """Temperatures and top_p, fp32 [2, rows], in one copy to the device."""
     rows = [[s.temperature for s in samplings], [s.top_p for s in samplings]]
-    return torch.tensor(rows, dtype=torch.float32, device=device)
+    return on_device(rows, torch.float32, device)

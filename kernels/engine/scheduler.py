@@ -92,6 +92,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # the oldest first
         self.steps_count = 0
+        self.preemptions_count = 0
         self._ids = itertools.count()
         self._is_held = False  # something was preempted, and nothing has ended since
 
@@ -218,6 +219,7 @@ class Scheduler:
         self.running.remove(request)
         request.state = WAITING
         request.preemptions_count += 1
+        self.preemptions_count += 1
         self.waiting.appendleft(request)
         self._is_held = True
 

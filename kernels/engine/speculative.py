@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from spikeprof.kernels.engine.engine import Engine, Prompts, as_prompts
+from spikeprof.kernels.engine.host import on_device
 from spikeprof.kernels.engine.marks import mark
 from spikeprof.kernels.engine.sampling import Sampling, draw, probabilities, uniform
 from spikeprof.kernels.paths import check, check_shape
@@ -162,7 +163,7 @@ class Speculative:
             proposals, chances = self._propose(active, k)
         watch.lap()
         with mark("verify", batch=len(active), k=k):
-            last = torch.tensor([s.tokens[-1] for s in active], device=proposals.device)[:, None]
+            last = on_device([s.tokens[-1] for s in active], torch.int64, proposals.device)[:, None]
             rows = torch.cat([last, proposals], 1)
             logits = self.target.runner.extend([s.id for s in active], [k + 1] * len(active), rows.flatten())
         watch.lap()
@@ -202,7 +203,7 @@ class Speculative:
         missing = [sequence.tokens[runner.cache.length(sequence.id) :] for sequence in active]
         counts = [len(tokens) for tokens in missing]
         logits = runner.extend(ids, counts, [token for tokens in missing for token in tokens])
-        logits = logits[torch.tensor(counts, device=device).cumsum(0) - 1]
+        logits = logits[on_device(counts, torch.int64, device).cumsum(0) - 1]
         proposals, chances = [], []
         for number in range(k):
             chances.append(probabilities(logits, [sequence.sampling for sequence in active]))
@@ -248,7 +249,7 @@ def judge(
     rows, k, vocabulary = chances.shape
     check_shape("wanted", wanted, (rows, k + 1, vocabulary))
     check_shape("proposals", proposals, (rows, k))
-    uniforms = torch.tensor(accept_uniforms, dtype=torch.float64, device=wanted.device).view(rows, k)
+    uniforms = on_device(accept_uniforms, torch.float64, wanted.device).view(rows, k)
     p = wanted[:, :k].gather(2, proposals[:, :, None])[:, :, 0].double()
     q = chances.gather(2, proposals[:, :, None])[:, :, 0].double()
     accepted = (uniforms * q < p).long().cumprod(1).sum(1)
