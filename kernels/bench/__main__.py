@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from spikeprof.kernels.bench.case import NotMeasured
@@ -32,6 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         sys.stderr.write(f"bench: {error}\n")
         return 2
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # kernels, and the events that time them, go to the current device
     console = Console(stderr=options.json == "-", highlight=False, markup=False, width=80)
     peaks = measure_peaks(device, options.quick, options.runs)
     console.print(heading(peaks, options.runs, small) + "\n")

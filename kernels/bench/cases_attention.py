@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from spikeprof.kernels.attention import decode_attention, naive_attention, reference_attention, tiled_attention
 from spikeprof.kernels.bench.case import FLOPS, Case, Result, drawn
 from spikeprof.kernels.cache import KVCache, Plan, bytes_per_token, make_cache
-from spikeprof.kernels.paths import TORCH, Ran
+from spikeprof.kernels.paths import TORCH, Attended, Ran
 
 _BOUNDS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 _SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -42,6 +42,10 @@ class Filled(NamedTuple):
     cache: KVCache
     plan: Plan
     q: Tensor
+
+    def attend(self) -> Attended:
+        """One query of each sequence over all that it has."""
+        return self.cache.attend(0, self.plan, self.q)
 
 
 def cases(device: torch.device, small: bool) -> Iterator[Case]:
@@ -147,35 +151,26 @@ def _decode_check(q: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> tuple
 
 
 def _paged(sizes: Heads, kind: str, batch: int, tokens: int) -> Case:
+    """Quantised pages against plain ones, and those against a contiguous cache."""
+    other = "contiguous" if kind == "fp16" else "fp16"
     token_bytes = bytes_per_token(
         kind, layers=1, kv_heads=sizes.kv_heads, head_dim=sizes.head_dim, itemsize=sizes.dtype.itemsize
     )
-    twins: dict[str, Callable[[Filled], object]] = {}
-    if kind != "fp16":
-        twins["gathered, dequantised, then attended"] = _attend_gathered
     return Case(
         f"paged decode {kind}",
         f"{batch} x {tokens} {sizes}",
-        lambda device: fill(kind, sizes, batch, tokens, device),
-        lambda filled: filled.cache.attend(0, filled.plan, filled.q),
+        lambda device: tuple(fill(each, sizes, batch, tokens, device) for each in (kind, other)),
+        lambda caches: caches[0].attend(),
         bytes_moved=batch * (tokens * token_bytes + 2 * sizes.heads * sizes.head_dim * sizes.dtype.itemsize),
-        check=lambda filled, out: _paged_check(filled, batch - 1, out),
+        check=lambda caches, out: _paged_check(caches[0], batch - 1, out),
         error_bound=_BOUNDS[sizes.dtype],
-        twins=twins,
+        twins={"contiguous cache" if kind == "fp16" else "plain pages": lambda caches: caches[1].attend()},
     )
 
 
 def _paged_check(filled: Filled, sequence: int, out: Tensor) -> tuple[Tensor, Tensor]:
     keys, values = filled.cache.gather(0, sequence)
     return _decode_check(filled.q, keys, values, out)
-
-
-def _attend_gathered(filled: Filled) -> None:
-    """What a cache does whose kernel cannot dequantise: the sequence in full precision first."""
-    for sequence in filled.plan.sequences:
-        keys, values = filled.cache.gather(0, sequence)
-        lengths = filled.plan.lengths[sequence : sequence + 1]
-        decode_attention(filled.q[sequence : sequence + 1], keys[None], values[None], lengths)
 
 
 def fill(kind: str, sizes: Heads, batch: int, tokens: int, device: torch.device) -> Filled:

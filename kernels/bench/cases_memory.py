@@ -23,7 +23,7 @@ def cases(device: torch.device, small: bool) -> Iterator[Case | NotMeasured]:
     yield _copy(_COPY_SMALL if small else _COPY_GPU)
     for dtype, size in ((torch.float32, 128),) if small else ((torch.float16, 8192), (torch.bfloat16, 4096)):
         yield _product(size, dtype)
-    yield _l2(1 << 14 if small else 3 << 20)
+    yield _l2(1 << 14 if small else 1 << 22)
     yield _gather(*((4096, 1024) if small else (1 << 24, 1 << 22)))
     yield _launch()
     yield from _transposes(device, small)

@@ -84,7 +84,7 @@ def _precision(setting: Setting) -> Ours:
     figures = {f"{kind}_saved_share": share for kind, share in saved.items()}
     key_error = _key_error(setting, 8)
     config = ModelConfig(2, 64, 4, 2, 32, 128, 256) if setting.small else preset("100m")
-    tokens = 96 if setting.small else 1024
+    tokens = 96 if setting.small else 512
     perplexity = _perplexities(config, tokens, setting)
     changes = {kind: perplexity[kind] / perplexity["fp16"] - 1 for kind in _KINDS}
     figures |= {f"{kind}_perplexity_change_share": share for kind, share in changes.items()}

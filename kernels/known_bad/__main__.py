@@ -22,6 +22,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         device = device_named(options.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         small = options.small or device.type == "cpu"
         for name in options.names:
             seconds, result = run(workload(name), options.good, device, small, options.times)
