@@ -103,8 +103,10 @@ class Checkpoint:
         else:
             raise CheckpointError(f"{path}: has neither {INDEX} nor {SINGLE}")
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._shards
+    @property
+    def names(self) -> frozenset[str]:
+        """The tensors that there are."""
+        return frozenset(self._shards)
 
     def read(self, name: str, into: Tensor) -> None:
         """Copy the tensor ``name`` into ``into``. Raises CheckpointError where it is missing, or of other shape."""

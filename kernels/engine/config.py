@@ -99,7 +99,7 @@ def read_config(folder: Path) -> ModelConfig:
             tied=bool(found.get("tie_word_embeddings", False)),
             rope_theta=_rope_theta(found),
             norm_eps=float(found.get("rms_norm_eps", 1e-6)),
-            window=found.get("sliding_window"),
+            window=found.get("sliding_window") if found.get("use_sliding_window", True) else None,
         )
     except KeyError as error:
         raise ValueError(f"{path}: the key {error} is missing") from None

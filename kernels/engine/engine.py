@@ -105,9 +105,10 @@ class Engine:
             decoder = make_decoder(config, loaded, max_seq_len, path=path, fused=fused)
             graphs = DecodeGraphs(decoder, cache, max_batch) if cuda_graph else None
         self.config = config
-        self.page_tokens = _page_tokens(kv_cache, max_seq_len)
         self.runner = Runner(decoder, cache, graphs)
-        self.limits = Limits(max_batch, max_seq_len, capacity, max_delay_s, max_size)
+        self.limits = Limits(
+            max_batch, max_seq_len, capacity, _page_tokens(kv_cache, max_seq_len), max_delay_s, max_size
+        )
         self.scheduler = Scheduler(self.runner, self.limits)
 
     @property

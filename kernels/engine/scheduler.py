@@ -72,12 +72,13 @@ class Limits:
     max_batch: int
     max_seq_len: int
     cache_tokens: int
+    page_tokens: int  # what the cache gives out as one piece
     max_delay_s: float = 0.0
     max_size: int | None = None
     max_prefill_tokens: int = 8192
 
     def __post_init__(self) -> None:
-        for name in ("max_batch", "max_seq_len", "cache_tokens", "max_prefill_tokens"):
+        for name in ("max_batch", "max_seq_len", "cache_tokens", "page_tokens", "max_prefill_tokens"):
             check(getattr(self, name) > 0, f"{name} is {getattr(self, name)}: it must be positive")
         check(self.max_delay_s >= 0, f"max_delay_s is {self.max_delay_s}: it must be 0 or more")
         check(self.max_size is None or self.max_size > 0, f"max_size is {self.max_size}: it must be positive, or None")
@@ -167,13 +168,7 @@ class Scheduler:
         room = self.limits.max_batch - len(self.running)
         if not self.waiting or is_blocked or room < 1 or not self._is_flush_due():
             return []
-        chosen: list[Request] = []
-        tokens_count = 0
-        for request in itertools.islice(self.waiting, room):
-            tokens_count += len(request.prompt) + len(request.tokens)
-            if chosen and tokens_count > self.limits.max_prefill_tokens:
-                break
-            chosen.append(request)
+        chosen = self._candidates(room)
         while chosen:
             try:
                 logits = self.runner.prefill(
@@ -193,6 +188,19 @@ class Scheduler:
         self.running += chosen
         self._is_held = False
         self._take(chosen, logits)
+        return chosen
+
+    def _candidates(self, most: int) -> list[Request]:
+        """The first of the waiting that a step may prefill and that would fit without shared pages; one at least."""
+        tokens_left, pages_left = self.limits.max_prefill_tokens, self.runner.cache.usage().free_pages_count
+        chosen: list[Request] = []
+        for request in itertools.islice(self.waiting, most):
+            tokens_count = len(request.prompt) + len(request.tokens)
+            tokens_left -= tokens_count
+            pages_left -= -(-tokens_count // self.limits.page_tokens)
+            if chosen and (tokens_left < 0 or pages_left < 0):
+                break
+            chosen.append(request)
         return chosen
 
     def _is_flush_due(self) -> bool:

@@ -123,7 +123,7 @@ class Speculative:
         left = [engine.limits.cache_tokens for engine in engines]
         for sequence in sequences:
             tokens = min(len(sequence.tokens) + max_new_tokens + self.k, self._most_tokens)
-            need = [-(-tokens // engine.page_tokens) * engine.page_tokens for engine in engines]
+            need = [-(-tokens // engine.limits.page_tokens) * engine.limits.page_tokens for engine in engines]
             if groups[-1] and (len(groups[-1]) == most or any(n > room for n, room in zip(need, left, strict=True))):
                 groups.append([])
                 left = [engine.limits.cache_tokens for engine in engines]

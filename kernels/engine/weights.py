@@ -10,13 +10,15 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from spikeprof.kernels.engine.checkpoint import Checkpoint
+from spikeprof.kernels.engine.checkpoint import Checkpoint, CheckpointError
 from spikeprof.kernels.engine.config import ModelConfig
 from spikeprof.kernels.engine.linear import Int8, quantised
 from spikeprof.kernels.paths import check
 
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
 Matrix: TypeAlias = Tensor | Int8
 
@@ -87,9 +89,12 @@ def load_weights(path: Path, config: ModelConfig, *, precision: str = "fp16", de
     """The weights of a safetensors file or folder, tensor by tensor straight to the device.
 
     The head is tied where the config says so, or where the checkpoint has none. Raises CheckpointError, a ValueError,
-    naming the file and the tensor for what is missing, damaged, or of another shape than ``config`` wants.
+    naming the file and the tensor for what is missing, damaged, of another shape than ``config`` wants, or not known:
+    a bias that was left out would be computed wrongly.
     """
     checkpoint = Checkpoint(path)
+    tied = config.tied or HEAD not in checkpoint.names
+    _check_no_others(path, config, checkpoint.names)
 
     def fill(names: tuple[str, ...], into: Tensor) -> None:
         begin = 0
@@ -97,7 +102,6 @@ def load_weights(path: Path, config: ModelConfig, *, precision: str = "fp16", de
             checkpoint.read(name, into[begin : begin + rows])
             begin += rows
 
-    tied = config.tied or "lm_head.weight" not in checkpoint
     return _assemble(config, precision, device, fill, tied=tied)
 
 
@@ -135,6 +139,16 @@ def layer_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
     }
 
 
+def _check_no_others(path: Path, config: ModelConfig, names: frozenset[str]) -> None:
+    known = {EMBEDDING, NORM, HEAD}
+    for layer in range(config.layers):
+        known.update(*layer_names(layer).values())
+    others = sorted(name for name in names - known if not name.endswith("rotary_emb.inv_freq"))
+    if others:
+        raise CheckpointError(f"{path}: tensor {others[0]} is not one of this kind of decoder with {config.layers} "
+                              f"layers; there are {len(others)} such")  # fmt: skip
+
+
 def _bytes(matrix: Matrix) -> int:
     parts = (matrix.values, matrix.scale) if isinstance(matrix, Int8) else (matrix,)
     return sum(part.numel() * part.element_size() for part in parts)
@@ -163,13 +177,13 @@ def _assemble(
         return quantised(made) if precision == "int8" else made
 
     table = (config.vocabulary, config.hidden)
-    embedding = plain(("model.embed_tokens.weight",), table)
+    embedding = plain((EMBEDDING,), table)
     layers = []
     for layer in range(config.layers):
         names, shapes = layer_names(layer), layer_shapes(config)
         layers.append(LayerWeights(**{
             field: (plain if field.endswith("norm") else matrix)(names[field], shapes[field]) for field in names
         }))  # fmt: skip
-    norm = plain(("model.norm.weight",), (config.hidden,))
-    head = embedding if tied else matrix(("lm_head.weight",), table)
+    norm = plain((NORM,), (config.hidden,))
+    head = embedding if tied else matrix((HEAD,), table)
     return Weights(embedding, tuple(layers), norm, head)

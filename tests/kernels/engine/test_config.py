@@ -74,6 +74,7 @@ def test_a_config_file(tmp_path: Path) -> None:
     assert read_config(written(tmp_path)) == SMALL
     assert read_config(written(tmp_path, num_key_value_heads="absent")).kv_heads == 4
     assert read_config(written(tmp_path, head_dim=16, sliding_window=7)) == replace(SMALL, head_dim=16, window=7)
+    assert read_config(written(tmp_path, sliding_window=7, use_sliding_window=False)).window is None
     newer = written(tmp_path, rope_theta="absent", rope_parameters={"rope_type": "default", "rope_theta": 5e5})
     assert read_config(newer).rope_theta == 5e5
 

@@ -90,7 +90,7 @@ def test_what_could_never_fit_is_refused() -> None:
 
 def test_a_step_prefills_no_more_than_it_may_but_one_at_least() -> None:
     run = engine()
-    scheduler = Scheduler(run.runner, type(run.limits)(8, 64, 512, max_prefill_tokens=25))
+    scheduler = Scheduler(run.runner, type(run.limits)(8, 64, 512, 16, max_prefill_tokens=25))
     requests = [queued(scheduler, [token] * count, 9) for token, count in ((1, 30), (2, 10), (3, 10), (4, 10))]
     counts = []
     for _ in range(3):
