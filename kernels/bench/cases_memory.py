@@ -27,7 +27,7 @@ def cases(device: torch.device, small: bool) -> Iterator[Case | NotMeasured]:
     yield _gather(*((4096, 1024) if small else (1 << 24, 1 << 22)))
     yield _launch()
     yield from _transposes(device, small)
-    yield _peer(1 << 26)
+    yield _peer(device, 1 << 26)
     yield from _layouts((2, 8, 8, 40) if small else (64, 112, 112, 64), torch.float32 if small else torch.float16)
 
 
@@ -118,8 +118,8 @@ def _matrix(size: int, device: torch.device) -> Tensor:
     return drawn(size, size, device=device)
 
 
-def _peer(elements: int) -> Case | NotMeasured:
-    reason = probes.why_no_peer()
+def _peer(device: torch.device, elements: int) -> Case | NotMeasured:
+    reason = probes.why_no_peer() or ("" if device.type == "cuda" else "the CPU is measured here")
     if reason:
         return NotMeasured("peer_copy", reason)
     return Case(
