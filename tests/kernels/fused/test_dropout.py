@@ -92,6 +92,16 @@ def test_the_mask_is_the_same_whatever_the_block(device_path):
     assert torch.equal(outs[0], gelu_dropout(x, 0.4, seed=9, path=path).out)
 
 
+def test_gelu_from_end_to_end(device_path):
+    device, path = device_path
+    x = torch.linspace(-12, 12, 5001, device=device)
+    wide = x.double()
+    exact = 0.5 * wide * torch.erfc(-wide / 2**0.5)
+    assert (gelu_dropout(x, 0.0, seed=0, path=path).out - exact).abs().max() < 1e-6
+    far = torch.tensor([-1e4, 0.0, 1e4], device=device)
+    assert gelu_dropout(far, 0.0, seed=0, path=path).out.tolist() == pytest.approx([0.0, 0.0, 1e4], abs=1e-7)
+
+
 def test_a_dropped_nan_stays_visible(device_path):
     device, path = device_path
     x = torch.full((64,), float("nan"), device=device)
