@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -87,7 +87,8 @@ class Engine:
         device = _device(device)
         check(not cuda_graph or torch.device(device).type == "cuda",
               f"cuda_graph is True, but the device is {device}: CUDA graphs need a GPU")  # fmt: skip
-        with torch.no_grad():  # not inference mode: whoever uses the runner without it may write the cache, too
+        # Not inference mode: whoever uses the runner without it may write the cache, too.
+        with torch.no_grad(), _current(device):
             config, loaded = _load(model, weights, device, seed)
             capacity = _capacity(config, loaded, kv_cache, max_seq_len, max_batch, cache_tokens)
             cache = make_cache(
@@ -131,8 +132,9 @@ class Engine:
         The n-th prompt is sampled with ``seed + n``. Raises ValueError for an empty or too long prompt and sampling
         options out of range, IndexError for token ids out of range.
         """
-        requests = self._add(prompts, max_new_tokens, Sampling(temperature, top_p, seed), stop_token)
-        self._run(requests)
+        requests = self._made(prompts, max_new_tokens, Sampling(temperature, top_p, seed), stop_token)
+        for _ in self._streamed(requests):
+            pass
         return Generated(
             [request.tokens for request in requests],
             [request.state for request in requests],
@@ -151,8 +153,11 @@ class Engine:
         stop_token: int | None = None,
         seed: int = 0,
     ) -> Iterator[Streamed]:
-        """As ``generate``, each token as soon as it is there. Closing the iterator cancels what is left."""
-        requests = self._add(prompts, max_new_tokens, Sampling(temperature, top_p, seed), stop_token)
+        """As ``generate``, each token as soon as it is there.
+
+        The prompts are queued when the first token is asked for; closing the iterator cancels what is left.
+        """
+        requests = self._made(prompts, max_new_tokens, Sampling(temperature, top_p, seed), stop_token)
         return self._streamed(requests)
 
     def step(self) -> list[Request]:
@@ -163,28 +168,20 @@ class Engine:
     @contextmanager
     def scope(self) -> Iterator[None]:
         """What steps run in: no gradients, and the engine's GPU as the current one."""
-        device = self.runner.decoder.weights.device
-        with torch.inference_mode(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        with torch.inference_mode(), _current(self.runner.decoder.weights.device):
             yield
 
-    def _add(self, prompts: Prompts, max_new_tokens: int, sampling: Sampling, stop_token: int | None) -> list[Request]:
+    def _made(self, prompts: Prompts, max_new_tokens: int, sampling: Sampling, stop_token: int | None) -> list[Request]:
         requests: list[Request] = []
         for number, prompt in enumerate(as_prompts(prompts)):
             own = replace(sampling, seed=sampling.seed + number)
             requests.append(self.scheduler.make_request(prompt, max_new_tokens, own, stop_token))
-        for request in requests:
-            self.scheduler.add(request)
         return requests
-
-    def _run(self, requests: Sequence[Request]) -> None:
-        try:
-            while not all(request.is_done for request in requests):
-                self.step()
-        finally:
-            self._cancel(requests)
 
     def _streamed(self, requests: Sequence[Request]) -> Iterator[Streamed]:
         sent = [0] * len(requests)
+        for request in requests:
+            self.scheduler.add(request)
         try:
             while True:
                 for index, request in enumerate(requests):
@@ -195,11 +192,8 @@ class Engine:
                     return
                 self.step()
         finally:
-            self._cancel(requests)
-
-    def _cancel(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            self.scheduler.cancel(request)
+            for request in requests:
+                self.scheduler.cancel(request)
 
 
 def as_prompts(prompts: Prompts) -> list[Sequence[int]]:
@@ -220,6 +214,12 @@ def _device(device: str) -> str:
     check(kind in ("cpu", "cuda"), f"device is {device!r}: it can be 'auto', 'cpu', 'cuda' or 'cuda:N'")
     check(kind == "cpu" or torch.cuda.is_available(), f"device is {device!r}, but torch sees no GPU")
     return device
+
+
+def _current(device: str | torch.device) -> AbstractContextManager[object]:
+    """The GPU as the current one: kernels are launched there, wherever their tensors are."""
+    device = torch.device(device)
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _load(model: ModelConfig | str | Path, precision: str, device: str, seed: int) -> tuple[ModelConfig, Weights]:

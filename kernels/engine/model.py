@@ -1,7 +1,7 @@
 """A decoder as functions over its weights: prefill of whole prompts, and one query per row for decode.
 
 Tokens of all sequences lie one after the other, [tokens, hidden], so that no product runs over padding. Only attention
-knows sequences apart: prefill goes through them one by one, decode hands them to the cache together.
+knows sequences apart: prefill goes through them, equally long neighbours together; decode hands all to the cache.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,21 +67,22 @@ def prefill(decoder: Decoder, cache: KVCache, plan: Plan, tokens: Tensor, positi
     """
     _check_tokens(plan, tokens, positions)
     ends = list(itertools.accumulate(plan.new_tokens))
-    window = decoder.config.window
+    spans, window = _spans(cache, plan), decoder.config.window
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         decoder.ran("append", cache.append(layer, plan, k, v, path=decoder.path))
         outs = []
-        for sequence, end, new in zip(plan.sequences, ends, plan.new_tokens, strict=True):
-            own = slice(end - new, end)
-            if cache.length(sequence) == new:
-                keys, values = k[own].transpose(0, 1), v[own].transpose(0, 1)
-            else:
-                keys, values = cache.gather(layer, sequence)
-            seen = decoder.operators.attend(q[own].transpose(0, 1)[None], keys[None], values[None], window)
+        for span in spans:
+            # [sequences, heads, new tokens, head_dim], views of the tokens one after the other
+            own_q, own_k, own_v = (
+                part[span.begin : span.end].unflatten(0, (-1, span.new)).transpose(1, 2) for part in (q, k, v)
+            )
+            if span.sequence is not None:
+                own_k, own_v = (part[None] for part in cache.gather(layer, span.sequence))
+            seen = decoder.operators.attend(own_q, own_k, own_v, window)
             decoder.ran("prefill_attention", seen.path)
-            outs.append(seen.out[0].transpose(0, 1))
-        return torch.cat(outs)
+            outs.append(seen.out.transpose(1, 2).flatten(0, 1))
+        return torch.cat(outs) if len(outs) > 1 else outs[0]
 
     last = on_device([end - 1 for end in ends], torch.int64, tokens.device)
     return _forward(decoder, tokens, positions, attend, last)
@@ -114,6 +116,28 @@ def extend(decoder: Decoder, cache: KVCache, plan: Plan, tokens: Tensor, positio
         new_tokens=(1,) * len(tokens),
     )
     return decode(decoder, cache, rows, tokens, positions)
+
+
+class _Span(NamedTuple):
+    """Tokens [begin, end) of a step: ``new`` of each of some fresh sequences, or those of one that had more before."""
+
+    begin: int
+    end: int
+    new: int
+    sequence: int | None
+
+
+def _spans(cache: KVCache, plan: Plan) -> list[_Span]:
+    """What attention runs at once: neighbours that are fresh and equally long together, others one by one."""
+    rows = [
+        (new, None if cache.length(sequence) == new else sequence)
+        for sequence, new in zip(plan.sequences, plan.new_tokens, strict=True)
+    ]
+    spans: list[_Span] = []
+    for (new, sequence), group in itertools.groupby(rows):
+        begin = spans[-1].end if spans else 0
+        spans.append(_Span(begin, begin + new * len(list(group)), new, sequence))
+    return spans
 
 
 def _check_tokens(plan: Plan, tokens: Tensor, positions: Tensor) -> None:

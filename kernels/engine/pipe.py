@@ -101,9 +101,17 @@ class Listener:
     def __init__(self, *, slots: int = 8, slot_bytes: int = 1 << 20) -> None:
         check(slots > 0, f"slots is {slots}: it must be positive")
         check(slot_bytes > 0, f"slot_bytes is {slot_bytes}: it must be positive")
-        stride = _stride(slot_bytes)
-        self._memory = SharedMemory(create=True, size=2 * slots * stride)
+        size = 2 * slots * _stride(slot_bytes)
+        self._memory = SharedMemory(create=True, size=size)
         self._memory.close()  # mapped again in accept: SharedMemory would not let views outlive it
+        try:
+            # Else a full file system would be noticed by the first write to a page, which kills the process.
+            with Path("/dev/shm", self._memory.name).open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            self._memory.unlink()
+            raise OSError(error.errno, f"{slots} slots of {slot_bytes} bytes, twice, need {size} bytes of /dev/shm: "
+                          f"{error.strerror}") from None  # fmt: skip
         self._socket = socket.socket(socket.AF_UNIX)
         name = f"spikeprof-pipe-{secrets.token_hex(8)}"
         self._socket.bind(f"\0{name}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spikeprof.kernels.cache.protocol import CacheFull, KVCache
+from spikeprof.kernels.cache.protocol import KVCache
 from spikeprof.kernels.engine import model
 from spikeprof.kernels.engine.graph import DecodeGraphs
 from spikeprof.kernels.engine.host import on_device
@@ -27,7 +27,7 @@ class Runner:
     def prefill(self, sequences: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
         """Take up sequences with these tokens -> logits [batch, vocabulary] after each.
 
-        Raises CacheFull where there is no room for all; then none was taken up.
+        Raises CacheFull where there is no room for all. When it raises, none was taken up.
         """
         new, begun = [], []
         tokens: list[int] = []
@@ -40,12 +40,12 @@ class Runner:
                 tokens += prompt[known:]
                 positions += range(known, len(prompt))
             plan = self.cache.plan(new)
-        except CacheFull:
+            with mark("prefill", batch=len(new), tokens=len(tokens)):
+                return model.prefill(self.decoder, self.cache, plan, self._ids(tokens), self._ids(positions))
+        except BaseException:
             for sequence in begun:
                 self.cache.evict(sequence)
             raise
-        with mark("prefill", batch=len(new), tokens=len(tokens)):
-            return model.prefill(self.decoder, self.cache, plan, self._ids(tokens), self._ids(positions))
 
     def decode(self, sequences: Sequence[int], tokens: Sequence[int] | Tensor) -> Tensor:
         """Add the next token of each sequence, a list or int64 [batch] -> logits [batch, vocabulary].

@@ -3,7 +3,8 @@
 A proposal x is accepted with probability min(1, p(x) / q(x)), p the target's and q the draft's chance of it; at the
 first one refused the token is drawn from max(0, p - q) normalised instead, and where none is refused one more from p.
 What comes out is distributed exactly as the target's own sampling (Leviathan, Kalman, Matias 2023, "Fast Inference
-from Transformers via Speculative Decoding", theorem 1); greedy, it is the target's own output.
+from Transformers via Speculative Decoding", theorem 1); greedy, it is the target's own output. Each proposal is judged
+by the decode kernels; only a BLAS that rounds otherwise for more rows can turn a tie.
 """
 
 from __future__ import annotations
@@ -88,6 +89,8 @@ class Speculative:
         check(k > 0, f"k is {k}: at least one token must be proposed")
         ours, theirs = draft.config.vocabulary, target.config.vocabulary
         check(ours == theirs, f"the draft's vocabulary has {ours} tokens, the target's {theirs}: they must be the same")
+        devices = [engine.runner.decoder.weights.device for engine in (draft, target)]
+        check(devices[0] == devices[1], f"the draft is on {devices[0]}, the target on {devices[1]}: one is wanted")
         self.target, self.draft, self.k = target, draft, k
         self._most_tokens = min(min(e.limits.max_seq_len, e.limits.cache_tokens) for e in (target, draft))
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,6 +80,12 @@ def test_a_stream_that_is_closed_gives_its_pages_back_and_another_goes_on() -> N
     assert run.runner.cache.usage().tokens_count == 0
 
 
+def test_a_stream_that_nobody_reads_queues_nothing() -> None:
+    run = engine()
+    run.stream(PROMPTS, 6).close()  # type: ignore[attr-defined]
+    assert run.scheduler.is_idle
+
+
 @pytest.mark.parametrize("kind", ["contiguous", "int8-values", "int8-keys", "int8", "int4"])
 @pytest.mark.parametrize("weights", ["fp32", "int8"])
 def test_kinds_of_caches_and_weights(kind: str, weights: str) -> None:
@@ -106,6 +113,29 @@ def test_a_checkpoint_folder(tmp_path: Path) -> None:
     by_file = Engine(tmp_path / "model.safetensors", weights="fp32", max_seq_len=32, max_batch=2, device="cpu")
     assert by_folder.config.head_dim == 32
     assert by_folder.generate([1, 2], 5).tokens == by_file.generate([1, 2], 5).tokens
+
+
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
+@pytest.mark.parametrize("window", [None, 6])
+def test_a_checkpoint_of_transformers(tmp_path: Path, window: int | None) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+    kinds = (LlamaConfig, LlamaForCausalLM) if window is None else (MistralConfig, MistralForCausalLM)
+    options = {} if window is None else {"sliding_window": window}
+    torch.manual_seed(0)
+    model = kinds[1](kinds[0](
+        vocab_size=200, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, **options,
+    )).eval()  # fmt: skip
+    for parameter in model.parameters():  # as it is made, its tokens hardly depend on the prompt
+        parameter.data.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5 + (parameter.dim() == 1))
+    model.save_pretrained(tmp_path, max_shard_size="100KB")
+    prompt = list(range(3, 23))
+    with torch.no_grad():
+        want = model(torch.tensor([prompt])).logits[0, -1]
+    run = Engine(tmp_path, weights="fp32", max_seq_len=64, max_batch=2, device="cpu")
+    found = run.runner.prefill([0], [prompt])[0]
+    assert float((found - want).norm() / want.norm()) < 1e-5
 
 
 @pytest.mark.parametrize(

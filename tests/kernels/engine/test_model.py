@@ -15,7 +15,7 @@ from spikeprof.kernels.engine.runner import Runner
 from spikeprof.kernels.engine.weights import Weights, random_weights
 
 SMALL = ModelConfig(2, 64, 4, 2, 32, 96, 50)
-PROMPTS = [[1, 2, 3, 4, 5], [7], [9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 11, 12, 13, 14, 15, 16, 17, 18, 19]]
+PROMPTS = [[1, 2, 3, 4, 5], [5, 4, 3, 2, 1], [7], [9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 11, 12, 13, 14, 15, 16, 17, 18, 19]]
 
 
 def reference(config: ModelConfig, weights: Weights, ids: list[int]) -> Tensor:
@@ -79,11 +79,11 @@ def test_prompts_of_different_lengths_then_decode(device_path: tuple[str, str], 
     run = runner(config, path, device)
     weights = run.decoder.weights
     with torch.inference_mode():
-        found = run.prefill([0, 1, 2], PROMPTS)
+        found = run.prefill([0, 1, 2, 3], PROMPTS)
         assert_close(found, torch.stack([reference(config, weights, prompt)[-1] for prompt in PROMPTS]))
-        longer = [[*prompt, next_token] for prompt, next_token in zip(PROMPTS, (3, 30, 40), strict=True)]
-        found = run.decode([2, 0, 1], [40, 3, 30])
-        assert_close(found, torch.stack([reference(config, weights, longer[n])[-1] for n in (2, 0, 1)]))
+        longer = [[*prompt, next_token] for prompt, next_token in zip(PROMPTS, (3, 4, 30, 40), strict=True)]
+        found = run.decode([3, 0, 2], [40, 3, 30])
+        assert_close(found, torch.stack([reference(config, weights, longer[n])[-1] for n in (3, 0, 2)]))
     kernels = ("append", "decode_attention", "prefill_attention", "rms_norm_residual", "rotary", "silu_mul")
     assert {name: run.decoder.paths[name] for name in kernels} == {name: {path} for name in kernels}
 
@@ -92,7 +92,7 @@ def test_separate_operators_give_the_same() -> None:
     fused, unfused = runner(SMALL), runner(SMALL, fused=False)
     with torch.inference_mode():
         for run in (fused, unfused):
-            run.prefill([0, 1, 2], PROMPTS)
+            run.prefill([0, 1, 2, 3], PROMPTS)
         found, want = (run.decode([0, 1, 2], [5, 6, 7]) for run in (unfused, fused))
     assert float((found - want).abs().max()) < 1e-5
     assert torch.isfinite(found).all()

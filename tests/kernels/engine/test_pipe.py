@@ -274,6 +274,13 @@ def test_a_listener_that_nobody_connects_to() -> None:
     run(main)
 
 
+def test_more_than_there_is_room_for_is_told_at_once() -> None:
+    before = segments()
+    with pytest.raises(OSError, match=r"1 slots of \d+ bytes, twice, need \d+ bytes of /dev/shm: "):
+        Listener(slots=1, slot_bytes=1 << 45)
+    assert segments() <= before
+
+
 def test_sizes_that_cannot_be() -> None:
     for sizes, problem in (({"slots": 0}, "slots is 0"), ({"slot_bytes": 0}, "slot_bytes is 0")):
         with pytest.raises(ValueError, match=problem):
