@@ -31,7 +31,7 @@ def _int8_linear(x, values, scale, out, rows, outs, ins,
         b = tl.load(values + channel[None, :].to(tl.int64) * ins + at[:, None],
                     mask=(channel < outs)[None, :] & (at < ins)[:, None], other=0)  # fmt: skip
         # -127..127 is exact in every float dtype of x.
-        total = dot(a, b.to(tl.float32), total, OPERAND)
+        total = dot(a, b, total, OPERAND)
     by = tl.load(scale + channel, mask=channel < outs, other=0.0)
     tl.store(out + row[:, None].to(tl.int64) * outs + channel[None, :],
              (total * by[None, :]).to(out.dtype.element_ty),

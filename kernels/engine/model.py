@@ -141,7 +141,7 @@ def _spans(cache: KVCache, plan: Plan) -> list[_Span]:
 
 
 def _check_tokens(plan: Plan, tokens: Tensor, positions: Tensor) -> None:
-    count = sum(plan.new_tokens)
+    count = len(plan.slots)
     check(count > 0, "plan has no new tokens: at least one is needed")
     check_shape("tokens", tokens, (count,))
     check_shape("positions", positions, (count,))

@@ -1,7 +1,8 @@
 """Continuous batching: requests join between decode steps, leave when they are done, and wait while the cache is full.
 
 Admission takes what fits now. When running sequences later need more room than there is, the youngest is preempted: its
-pages go back, and it is run again from its prompt and what it has generated so far. A request that would not fit alone
+pages go back, and it is run again from its prompt and what it has generated so far (over a quantised cache that is not
+bit for bit the same: a prefill reads its keys and values before they are quantised). A request that would not fit alone
 is refused at once, so that the oldest can always go on: nothing deadlocks. After a preemption nothing is admitted until
 a running request ends, lest two requests throw each other out for ever.
 """

@@ -214,7 +214,11 @@ def test_buckets_of_graphs() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_graphs_generate_the_same_tokens() -> None:
+@pytest.mark.parametrize("options", [{}, {"kv_cache": "contiguous"}, {"kv_cache": "int4", "weights": "int8"}])
+def test_graphs_generate_the_same_tokens(options: dict[str, str]) -> None:
     prompts = [[number, 2, 3] for number in range(7)]
-    eager, graph = (engine(device="cuda", max_batch=5, cuda_graph=on).generate(prompts, 12) for on in (False, True))
+    eager, graph = (
+        engine(device="cuda", max_batch=5, cuda_graph=on, **options).generate(prompts, 12) for on in (False, True)
+    )
     assert eager.tokens == graph.tokens
+    assert graph.paths["decode_attention"] == ("triton",)

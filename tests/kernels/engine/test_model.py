@@ -88,6 +88,24 @@ def test_prompts_of_different_lengths_then_decode(device_path: tuple[str, str], 
     assert {name: run.decoder.paths[name] for name in kernels} == {name: {path} for name in kernels}
 
 
+def test_rows_that_are_padding_change_nothing(device_path: tuple[str, str]) -> None:
+    """What a CUDA graph does: a static plan of more rows than there are sequences."""
+    device, path = device_path
+    plain, padded = runner(SMALL, path, device), runner(SMALL, path, device)
+    with torch.inference_mode():
+        for run in (plain, padded):
+            run.prefill([0, 1], PROMPTS[2:])
+        static = padded.cache.blank_plan(4)
+        ids, positions = torch.tensor([[30, 40, 1, 1], [len(PROMPTS[2]), len(PROMPTS[3]), 0, 63]], device=device)
+        for _ in range(2):
+            static.copy_from(padded.cache.plan([(0, 1), (1, 1)]))
+            found = model.decode(padded.decoder, padded.cache, static, ids, positions)
+            want = plain.decode([0, 1], ids[:2])
+            assert torch.isfinite(found).all()
+            assert float((found[:2] - want).abs().max()) < 1e-5
+            positions[:2] += 1
+
+
 def test_separate_operators_give_the_same() -> None:
     fused, unfused = runner(SMALL), runner(SMALL, fused=False)
     with torch.inference_mode():

@@ -46,6 +46,15 @@ def test_a_draft_of_another_size() -> None:
     assert Speculative(engine(), draft, k=3).generate(PROMPTS, 20).tokens == engine().generate(PROMPTS, 20).tokens
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_greedy_output_on_a_gpu_with_a_draft_of_graphs() -> None:
+    draft = engine(device="cuda", weights="int8", cuda_graph=True)
+    made = Speculative(engine(device="cuda"), draft, k=3).generate(PROMPTS, 20)
+    assert made.tokens == engine(device="cuda").generate(PROMPTS, 20).tokens
+    assert min(made.statistics.draft_s + made.statistics.verify_s + made.statistics.commit_s) > 0
+
+
 def test_figures_of_a_draft_that_is_always_right() -> None:
     made = Speculative(engine(), engine(), k=4).generate(PROMPTS[0], 11)
     found = made.statistics
