@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from spikeprof.kernels.cache import make_cache
 from spikeprof.kernels.cache.usage import bytes_per_token
@@ -21,7 +23,6 @@ from spikeprof.kernels.engine.scheduler import Limits, Request, Scheduler
 from spikeprof.kernels.engine.weights import Weights, load_weights, random_weights
 from spikeprof.kernels.paths import check
 
-PAGE_SIZE = 16
 _CPU_CACHE_BYTES = 256 << 20
 _GPU_CACHE_SHARE = 0.8  # of the memory that is free once the weights are there; activations need the rest
 
@@ -58,8 +59,9 @@ class Engine:
     ``config.json`` and safetensors. ``kv_cache``: a kind of ``make_cache`` ("fp16" means pages in the dtype of the
     activations). ``weights``: "fp32", "fp16", "bf16", "int8". ``device`` "auto": a GPU where there is one.
     ``cache_tokens``: room of the cache in tokens; by default what ``max_batch`` sequences can need, but no more than
-    80 % of the GPU's free memory, or 256 MiB on a CPU. ``max_delay_s``, ``max_size``: see ``Limits``. ``path``: of the
-    kernels. ``fused`` False takes separate torch operators instead of fused kernels, for comparison.
+    80 % of the GPU's free memory, or 256 MiB on a CPU. ``page_size`` in tokens.
+    ``max_delay_s``, ``max_size``: see ``Limits``. ``path``: of the kernels. ``fused`` False takes separate torch
+    operators instead of fused kernels, for comparison.
 
     Raises ValueError for values that cannot work, CheckpointError for a damaged checkpoint.
     """
@@ -76,6 +78,7 @@ class Engine:
         cuda_graph: bool = False,
         seed: int = 0,
         cache_tokens: int | None = None,
+        page_size: int = 16,
         max_delay_s: float = 0.0,
         max_size: int | None = None,
         path: str = "auto",
@@ -83,21 +86,24 @@ class Engine:
     ) -> None:
         check(max_seq_len > 0, f"max_seq_len is {max_seq_len}: it must be positive")
         check(max_batch > 0, f"max_batch is {max_batch}: it must be positive")
+        check(page_size > 0, f"page_size is {page_size}: it must be positive")
         check(cache_tokens is None or cache_tokens > 0, f"cache_tokens is {cache_tokens}: it must be positive")
         device = _device(device)
+        # What the cache gives out as one piece: a page, or a whole sequence's row.
+        unit = max_seq_len if kv_cache == "contiguous" else page_size
         check(not cuda_graph or torch.device(device).type == "cuda",
               f"cuda_graph is True, but the device is {device}: CUDA graphs need a GPU")  # fmt: skip
         # Not inference mode: whoever uses the runner without it may write the cache, too.
         with torch.no_grad(), _current(device):
             config, loaded = _load(model, weights, device, seed)
-            capacity = _capacity(config, loaded, kv_cache, max_seq_len, max_batch, cache_tokens)
+            capacity = _capacity(config, loaded, kv_cache, unit, max_seq_len * max_batch, cache_tokens)
             cache = make_cache(
                 kv_cache,
                 layers=config.layers,
                 kv_heads=config.kv_heads,
                 head_dim=config.head_dim,
                 capacity_tokens=capacity,
-                page_size=PAGE_SIZE,
+                page_size=page_size,
                 max_sequences=max_batch,
                 max_tokens=max_seq_len,
                 dtype=loaded.dtype,
@@ -107,9 +113,7 @@ class Engine:
             graphs = DecodeGraphs(decoder, cache, max_batch) if cuda_graph else None
         self.config = config
         self.runner = Runner(decoder, cache, graphs)
-        self.limits = Limits(
-            max_batch, max_seq_len, capacity, _page_tokens(kv_cache, max_seq_len), max_delay_s, max_size
-        )
+        self.limits = Limits(max_batch, max_seq_len, capacity, unit, max_delay_s, max_size)
         self.scheduler = Scheduler(self.runner, self.limits)
 
     @property
@@ -197,9 +201,11 @@ class Engine:
 
 
 def as_prompts(prompts: Prompts) -> list[Sequence[int]]:
-    """A list of prompts from one prompt or several. Raises ValueError for an empty list."""
+    """A list of prompts from one prompt or several, lists or tensors. Raises ValueError for an empty list."""
+    if isinstance(prompts, Tensor):
+        prompts = prompts.tolist()
     check(len(prompts) > 0, "prompts is empty: at least one token is needed")
-    if isinstance(prompts[0], int):
+    if isinstance(prompts[0], Integral):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 
@@ -232,23 +238,17 @@ def _load(model: ModelConfig | str | Path, precision: str, device: str, seed: in
     return config, random_weights(config, precision=precision, device=device, seed=seed)
 
 
-def _page_tokens(kind: str, max_seq_len: int) -> int:
-    """Tokens of what the cache gives out as one piece: a page, or a whole sequence's row."""
-    return max_seq_len if kind == "contiguous" else PAGE_SIZE
-
-
 def _capacity(
-    config: ModelConfig, weights: Weights, kind: str, max_seq_len: int, max_batch: int, cache_tokens: int | None
+    config: ModelConfig, weights: Weights, kind: str, unit: int, most_tokens: int, cache_tokens: int | None
 ) -> int:
-    """Tokens that the cache gets, a multiple of the page size, or of whole sequences where it is contiguous."""
-    unit = _page_tokens(kind, max_seq_len)
+    """Tokens that the cache gets, a multiple of ``unit``."""
     if cache_tokens is None:
         each = bytes_per_token(kind, layers=config.layers, kv_heads=config.kv_heads, head_dim=config.head_dim,
                                itemsize=weights.dtype.itemsize)  # fmt: skip
         free = _CPU_CACHE_BYTES
         if weights.device.type == "cuda":
             free = int(torch.cuda.mem_get_info(weights.device)[0] * _GPU_CACHE_SHARE)
-        cache_tokens = min(max_batch * -(-max_seq_len // unit) * unit, free // each // unit * unit)
-        check(cache_tokens >= unit, f"max_seq_len is {max_seq_len}: {free} bytes, what a cache may take here, hold "
-              f"{free // each} tokens of it; say cache_tokens")  # fmt: skip
+        cache_tokens = min(most_tokens, free // each // unit * unit)
+        check(cache_tokens > 0, f"a cache may take {free} bytes here, which hold {free // each} tokens, but {unit} are "
+              "the fewest that it gives out: take a smaller max_seq_len, or say cache_tokens")  # fmt: skip
     return -(-cache_tokens // unit) * unit

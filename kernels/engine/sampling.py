@@ -53,8 +53,9 @@ def probabilities(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     if all(sampling.temperature == 0 for sampling in samplings):
         return greedy
     options = _options(samplings, logits.device)
-    # A greedy row is taken from ``greedy`` below; 1 keeps its division finite.
-    scaled = logits.float() / torch.where(options[0] > 0, options[0], 1.0)[:, None]
+    # The largest becomes 0, so that no temperature makes it infinite; 1 keeps the division finite in greedy rows.
+    wide = logits.float()
+    scaled = (wide - wide.amax(1, keepdim=True)) / torch.where(options[0] > 0, options[0], 1.0)[:, None]
     found = scaled.softmax(1)
     if any(sampling.top_p < 1 and sampling.temperature > 0 for sampling in samplings):
         ordered, order = found.sort(dim=1, descending=True, stable=True)

@@ -10,6 +10,7 @@ a running request ends, lest two requests throw each other out for ever.
 from __future__ import annotations
 
 import itertools
+import operator
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -109,9 +110,12 @@ class Scheduler:
 
         Raises ValueError for a prompt that is empty or could never fit, IndexError for token ids out of range.
         """
-        prompt = list(prompt)
-        self.check_request(prompt, max_new_tokens)
-        return Request(next(self._ids), prompt, max_new_tokens, sampling or Sampling(), stop_token, time.perf_counter())
+        try:
+            ids = [operator.index(token) for token in prompt]
+        except TypeError as error:
+            raise ValueError(f"prompt must be a list of token ids: {error}") from None
+        self.check_request(ids, max_new_tokens)
+        return Request(next(self._ids), ids, max_new_tokens, sampling or Sampling(), stop_token, time.perf_counter())
 
     def add(self, request: Request) -> None:
         """Queue a request."""

@@ -12,7 +12,7 @@ from spikeprof.kernels.engine import marks
 from spikeprof.kernels.engine.checkpoint import write_shard
 from spikeprof.kernels.engine.config import ModelConfig
 from spikeprof.kernels.engine.engine import Engine, Streamed
-from spikeprof.kernels.engine.graph import buckets
+from spikeprof.kernels.engine.graph import DecodeGraphs, buckets
 
 SMALL = ModelConfig(2, 64, 4, 2, 32, 96, 50)
 PROMPTS = [[1, 2, 3, 4, 5], [7], [9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 11, 12, 13, 14, 15, 16, 17, 18, 19]]
@@ -36,6 +36,13 @@ def test_a_batch_gives_what_each_prompt_gives_alone() -> None:
     together = engine().generate(PROMPTS, 8).tokens
     alone = [engine().generate(prompt, 8).tokens[0] for prompt in PROMPTS]
     assert together == alone
+
+
+def test_prompts_as_tensors_and_pages_of_other_sizes() -> None:
+    prompts = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    want = engine().generate([[1, 2, 3], [4, 5, 6]], 6).tokens
+    assert engine().generate(prompts, 6).tokens == engine(page_size=4).generate(list(prompts), 6).tokens == want
+    assert engine().generate(prompts[1], 6).tokens == want[1:]
 
 
 def test_more_prompts_than_the_batch_holds_take_turns() -> None:
@@ -147,6 +154,8 @@ def test_a_checkpoint_of_transformers(tmp_path: Path, window: int | None) -> Non
         ({"max_seq_len": 0}, "max_seq_len is 0"),
         ({"max_batch": 0}, "max_batch is 0"),
         ({"cache_tokens": 0}, "cache_tokens is 0"),
+        ({"page_size": 0}, "page_size is 0"),
+        ({"kv_cache": "contiguous", "max_seq_len": 1 << 20}, "a cache may take 268435456 bytes here"),
         ({"cuda_graph": True}, "cuda_graph is True, but the device is cpu: CUDA graphs need a GPU"),
         ({"device": "tpu"}, "device is 'tpu': it can be 'auto', 'cpu', 'cuda' or 'cuda:N'"),
         ({"max_delay_s": -1}, "max_delay_s is -1"),
@@ -170,6 +179,7 @@ def test_a_gpu_that_is_not_there() -> None:
     [
         ([], 4, ValueError, "prompts is empty"),
         ([[]], 4, ValueError, "prompt is empty"),
+        ([[1.5]], 4, ValueError, "prompt must be a list of token ids: 'float' object"),
         ([[1], [50]], 4, IndexError, "prompt has the token 50: the vocabulary has 0 to 49"),
         ([-1], 4, IndexError, "prompt has the token -1"),
         ([1], 0, ValueError, "max_new_tokens is 0"),
@@ -204,6 +214,13 @@ def test_marks_name_the_phases_and_do_nothing_by_themselves() -> None:
     assert seen[3][1] == {"batch": 2}
     run.generate([1], 1)
     assert len(seen) == 5
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_graphs_need_a_gpu() -> None:
+    run = engine()
+    with pytest.raises(ValueError, match="cuda_graph is True, but the device is cpu: CUDA graphs need a GPU"):
+        DecodeGraphs(run.runner.decoder, run.runner.cache, 4)
 
 
 def test_buckets_of_graphs() -> None:

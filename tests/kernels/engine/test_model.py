@@ -56,9 +56,10 @@ def runner(
     device: str = "cpu",
     kind: str = "fp16",
     fused: bool = True,
+    precision: str = "fp32",
     **changes: int,
 ) -> Runner:
-    weights = random_weights(config, precision="fp32", device=device, seed=5)
+    weights = random_weights(config, precision=precision, device=device, seed=5)
     sizes = {"capacity_tokens": 256, "page_size": 16, "max_sequences": 4, "max_tokens": 64} | changes
     cache = make_cache(kind, layers=config.layers, kv_heads=config.kv_heads, head_dim=config.head_dim,
                        dtype=weights.dtype, device=device, **sizes)  # fmt: skip
@@ -146,6 +147,15 @@ def test_quantised_caches_stay_close(kind: str, limit: float) -> None:
         run.prefill([0], [prompt])
         found = run.decode([0], [33])
     assert_close(found, reference(SMALL, run.decoder.weights, [*prompt, 33])[-1:], limit)
+
+
+@pytest.mark.parametrize(("precision", "limit"), [("fp16", 4e-3), ("bf16", 3e-2)])
+def test_half_precision_stays_close(device_path: tuple[str, str], precision: str, limit: float) -> None:
+    device, path = device_path
+    run = runner(SMALL, path, device, precision=precision)
+    with torch.inference_mode():
+        found = [run.prefill([0], [PROMPTS[3]])[0], run.decode([0], [33])[0]]
+    assert_close(torch.stack(found), reference(SMALL, run.decoder.weights, [*PROMPTS[3], 33])[-2:], limit)
 
 
 def test_int8_weights_stay_close() -> None:

@@ -17,6 +17,12 @@ def test_chances_by_hand() -> None:
     assert probabilities(logits, [Sampling(1.0, 1e-9)])[0].tolist() == pytest.approx([1, 0, 0])
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-44, 1e-60])
+def test_low_temperatures_are_greedy_in_the_end(temperature: float) -> None:
+    logits = torch.tensor([[100.0, -3e38, 300.0, 299.0]])
+    assert probabilities(logits, [Sampling(temperature)]).tolist() == [[0, 0, 1, 0]]
+
+
 def test_equal_chances_at_the_edge_go_to_the_lower_ids() -> None:
     assert probabilities(torch.zeros(1, 4), [Sampling(1.0, 0.5)])[0].tolist() == pytest.approx([0.5, 0.5, 0, 0])
 
