@@ -1,14 +1,13 @@
-"""A decoder as functions over its weights: prefill of whole prompts, and one query per row for decode.
+"""Running a decoder over a cache: prefill of whole prompts, and one query per row for decode.
 
-Tokens of all sequences lie one after the other, [tokens, hidden], so that no product runs over padding. Only attention
-knows sequences apart: prefill goes through them, equally long neighbours together; decode hands all to the cache.
+Only attention knows sequences apart: prefill goes through them, equally long neighbours together; decode hands all to
+the cache.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -17,33 +16,30 @@ from torch import Tensor
 from spikeprof.kernels.cache.protocol import KVCache, Plan
 from spikeprof.kernels.engine.config import ModelConfig
 from spikeprof.kernels.engine.host import on_device
-from spikeprof.kernels.engine.linear import linear
+from spikeprof.kernels.engine.network import Kernels, Network, Step
 from spikeprof.kernels.engine.operators import Operators, fused_operators, unfused_operators
-from spikeprof.kernels.engine.weights import Matrix, Weights
+from spikeprof.kernels.engine.weights import Weights
 from spikeprof.kernels.fused import rotary_table
 from spikeprof.kernels.paths import check, check_shape, chosen
-
-#: (layer, q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim]) -> [tokens, heads, head_dim]
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A model ready to run. ``rotary`` is the table of ``rotary_table``, for as many positions as a sequence may have.
+    """A model ready to run.
 
     ``path`` is asked of every kernel; ``paths`` collects which one each ran on, by the kernel's name.
     """
 
     config: ModelConfig
     weights: Weights
-    rotary: Tensor
     operators: Operators
+    network: Network
     path: str
-    paths: dict[str, set[str]] = field(default_factory=dict)
+    paths: dict[str, set[str]]
 
     def ran(self, name: str, path: str) -> None:
         """Note the path that a kernel took."""
-        self.paths.setdefault(name, set()).add(path)
+        self.network.kernels.ran(name, path)
 
 
 def make_decoder(
@@ -55,7 +51,14 @@ def make_decoder(
     """
     chosen(path, weights.embedding)
     table = rotary_table(max_seq_len, config.head_dim, base=config.rope_theta, device=weights.device)
-    return Decoder(config, weights, table, fused_operators(path) if fused else unfused_operators(), path)
+    operators = fused_operators(path) if fused else unfused_operators()
+    paths: dict[str, set[str]] = {}
+
+    def ran(name: str, path: str) -> None:
+        paths.setdefault(name, set()).add(path)
+
+    network = Network(config, weights, table, Kernels(operators, path, ran))
+    return Decoder(config, weights, operators, network, path, paths)
 
 
 def prefill(decoder: Decoder, cache: KVCache, plan: Plan, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -85,7 +88,7 @@ def prefill(decoder: Decoder, cache: KVCache, plan: Plan, tokens: Tensor, positi
         return torch.cat(outs) if len(outs) > 1 else outs[0]
 
     last = on_device([end - 1 for end in ends], torch.int64, tokens.device)
-    return _forward(decoder, tokens, positions, attend, last)
+    return _logits(decoder, tokens, Step(positions, attend), last)
 
 
 def decode(decoder: Decoder, cache: KVCache, plan: Plan, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -98,7 +101,7 @@ def decode(decoder: Decoder, cache: KVCache, plan: Plan, tokens: Tensor, positio
         decoder.ran("decode_attention", seen.path)
         return seen.out
 
-    return _forward(decoder, tokens, positions, attend, None)
+    return _logits(decoder, tokens, Step(positions, attend), None)
 
 
 def extend(decoder: Decoder, cache: KVCache, plan: Plan, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -147,35 +150,6 @@ def _check_tokens(plan: Plan, tokens: Tensor, positions: Tensor) -> None:
     check_shape("positions", positions, (count,))
 
 
-def _forward(decoder: Decoder, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None) -> Tensor:
-    """Logits of all tokens, or of ``rows`` of them."""
-    config, weights, operators = decoder.config, decoder.weights, decoder.operators
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    x = weights.embedding[tokens]
-    x, residual, ran = operators.norm(x, torch.zeros_like(x), weights.layers[0].attention_norm, config.norm_eps)
-    decoder.ran("rms_norm_residual", ran)
-    for number, layer in enumerate(weights.layers):
-        q, k, v = _product(decoder, x, layer.qkv).split([queries, keys, keys], 1)
-        q, k, v = (part.unflatten(1, (-1, config.head_dim)) for part in (q, k, v))
-        q, k, ran = operators.rotate(q, k, positions, decoder.rotary)
-        decoder.ran("rotary", ran)
-        seen = attend(number, q, k, v)
-        x = _product(decoder, seen.reshape(-1, queries), layer.out)
-        x, residual, ran = operators.norm(x, residual, layer.mlp_norm, config.norm_eps)
-        decoder.ran("rms_norm_residual", ran)
-        x, ran = operators.silu_mul(*_product(decoder, x, layer.gate_up).chunk(2, 1))
-        decoder.ran("silu_mul", ran)
-        x = _product(decoder, x, layer.down)
-        following = weights.layers[number + 1].attention_norm if number + 1 < config.layers else weights.norm
-        if rows is not None and number + 1 == config.layers:
-            x, residual = x[rows], residual[rows]
-        x, residual, ran = operators.norm(x, residual, following, config.norm_eps)
-        decoder.ran("rms_norm_residual", ran)
-    return _product(decoder, x, weights.head)
-
-
-def _product(decoder: Decoder, x: Tensor, weight: Matrix) -> Tensor:
-    # Plain weights are always left to torch's BLAS, whatever path the kernels take.
-    out, ran = linear(x, weight, path=decoder.path)
-    decoder.ran("linear" if isinstance(weight, Tensor) else "int8_linear", ran)
-    return out
+def _logits(decoder: Decoder, tokens: Tensor, step: Step, rows: Tensor | None) -> Tensor:
+    logits: Tensor = decoder.network(tokens, step, rows)
+    return logits
