@@ -60,6 +60,7 @@ class ModelConfig:
 PRESETS: Mapping[str, ModelConfig] = {
     "tiny": ModelConfig(4, 384, 6, 2, 64, 1024, 8192, tied=True),
     "100m": ModelConfig(12, 768, 12, 4, 64, 2048, 32000, tied=True),
+    "240m": ModelConfig(16, 1024, 16, 4, 64, 2688, 32000),
     "1b": ModelConfig(22, 2048, 32, 4, 64, 5632, 32000),
     "3b": ModelConfig(28, 3072, 24, 8, 128, 8192, 32000),
     "7b": ModelConfig(32, 4096, 32, 8, 128, 14336, 32000),

@@ -82,7 +82,7 @@ def test_known_kernels(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_the_example_with_counters(tmp_path: Path, mode: str) -> None:
     example = str(ROOT / "examples" / "infer.py")
-    trace = record(tmp_path / "t", ["--counters"], [example, "--impl", "torch", "--mode", mode, "--tokens", "96"])
+    trace = record(tmp_path / "t", ["--counters"], [example, "--impl", "engine", "--mode", mode, "--tokens", "96"])
     samples = trace.table("counter_samples").to_pandas()
     balance = trace.table("counter_balance").to_pandas()
     read = "dram_read_bytes"
