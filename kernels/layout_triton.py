@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -30,9 +31,10 @@ def to_blocked_naive(x: Tensor, out: Tensor) -> None:
     pixels, channels, blocks = _sizes(x, out)
     stretches = triton.cdiv(pixels, NAIVE_PIXELS)
     grid = (stretches * blocks * 16 * x.shape[0],)
-    nhwc_to_nchwc16_naive_kernel[grid](
-        x, out, pixels, channels, blocks, stretches, TILE_P=NAIVE_PIXELS, num_warps=WARPS
-    )
+    with torch.cuda.device_of(x):
+        nhwc_to_nchwc16_naive_kernel[grid](
+            x, out, pixels, channels, blocks, stretches, TILE_P=NAIVE_PIXELS, num_warps=WARPS
+        )
 
 
 def _sizes(nhwc: Tensor, blocked: Tensor) -> tuple[int, int, int]:
@@ -42,10 +44,11 @@ def _sizes(nhwc: Tensor, blocked: Tensor) -> tuple[int, int, int]:
 def _tiled(pixels: int, blocks: int, batch: int, kernel, x: Tensor, out: Tensor, channels: int) -> None:
     across = triton.cdiv(blocks * 16, TILE_CHANNELS)
     down = triton.cdiv(pixels, TILE_PIXELS)
-    kernel[(across * down * batch,)](
-        x, out, pixels, channels, blocks, across, down,
-        TILE_P=TILE_PIXELS, TILE_C=TILE_CHANNELS, num_warps=WARPS,
-    )  # fmt: skip
+    with torch.cuda.device_of(x):
+        kernel[(across * down * batch,)](
+            x, out, pixels, channels, blocks, across, down,
+            TILE_P=TILE_PIXELS, TILE_C=TILE_CHANNELS, num_warps=WARPS,
+        )  # fmt: skip
 
 
 @triton.jit

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -14,7 +15,8 @@ WARPS = 8
 def copy_words(source: Tensor, out: Tensor) -> None:
     """Copy a flat tensor into another."""
     words = source.numel()
-    stream_copy_kernel[(triton.cdiv(words, WORDS),)](source, out, words, BLOCK=WORDS, num_warps=WARPS)
+    with torch.cuda.device_of(source):
+        stream_copy_kernel[(triton.cdiv(words, WORDS),)](source, out, words, BLOCK=WORDS, num_warps=WARPS)
 
 
 @triton.jit

@@ -20,7 +20,8 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     across = min(triton.next_power_of_2(width), WIDEST)
     down = ELEMENTS // across
     grid = (triton.cdiv(count, down), triton.cdiv(width, across))
-    gather_kernel[grid](table, index, out, count, width, ROWS=down, WIDTH=across, num_warps=WARPS)
+    with torch.cuda.device_of(table):
+        gather_kernel[grid](table, index, out, count, width, ROWS=down, WIDTH=across, num_warps=WARPS)
     return out
 
 

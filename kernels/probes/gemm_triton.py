@@ -36,15 +36,16 @@ def multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
     count = triton.cdiv(m, tiles.m) * triton.cdiv(n, tiles.n)
     sms = torch.cuda.get_device_properties(a.device).multi_processor_count if a.is_cuda else CPU_PROGRAMS
     programs = min(count, sms)
-    matmul_kernel[(programs,)](
-        TensorDescriptor.from_tensor(a, [tiles.m, tiles.k]),
-        TensorDescriptor.from_tensor(b, [tiles.k, tiles.n]),
-        TensorDescriptor.from_tensor(out, [tiles.m, tiles.n]),
-        m, n, k,
-        TILE_M=tiles.m, TILE_N=tiles.n, TILE_K=tiles.k, GROUP=tiles.group, PROGRAMS=programs,
-        WIDEN=a.dtype == torch.bfloat16 and not a.is_cuda,
-        num_warps=tiles.warps, num_stages=tiles.stages,
-    )  # fmt: skip
+    with torch.cuda.device_of(a):
+        matmul_kernel[(programs,)](
+            TensorDescriptor.from_tensor(a, [tiles.m, tiles.k]),
+            TensorDescriptor.from_tensor(b, [tiles.k, tiles.n]),
+            TensorDescriptor.from_tensor(out, [tiles.m, tiles.n]),
+            m, n, k,
+            TILE_M=tiles.m, TILE_N=tiles.n, TILE_K=tiles.k, GROUP=tiles.group, PROGRAMS=programs,
+            WIDEN=a.dtype == torch.bfloat16 and not a.is_cuda,
+            num_warps=tiles.warps, num_stages=tiles.stages,
+        )  # fmt: skip
 
 
 @triton.jit

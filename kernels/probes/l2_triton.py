@@ -17,7 +17,8 @@ def read_passes(x: Tensor, passes: int) -> Tensor:
     """Sums of what each program read, fp32 [programs]."""
     blocks = triton.cdiv(x.numel(), ELEMENTS)
     sums = torch.empty(blocks, dtype=torch.float32, device=x.device)
-    read_again_kernel[(blocks,)](x, sums, x.numel(), blocks, passes, BLOCK=ELEMENTS, SHIFT=SHIFT, num_warps=WARPS)
+    with torch.cuda.device_of(x):
+        read_again_kernel[(blocks,)](x, sums, x.numel(), blocks, passes, BLOCK=ELEMENTS, SHIFT=SHIFT, num_warps=WARPS)
     return sums
 
 

@@ -22,6 +22,7 @@ def launch_empty(count: int, *, device: torch.device | str = "cpu", path: str = 
     else:
         from spikeprof.kernels.probes.launch_triton import empty_kernel
 
-        for _ in range(count):
-            empty_kernel[(1,)](out, num_warps=1)
+        with torch.cuda.device_of(out):
+            for _ in range(count):
+                empty_kernel[(1,)](out, num_warps=1)
     return Probed(out, path, 0, 0)
