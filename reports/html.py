@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from spikeprof.profiler.errors import OutputError
 from spikeprof.reports import figures as fig
 from spikeprof.reports import format as fmt
 from spikeprof.reports import sentences as say
-from spikeprof.reports.html_sections import Chart, about_tables, sections
+from spikeprof.reports.html_sections import Chart, Section, about_tables, sections
 from spikeprof.reports.kernel_names import printable
 from spikeprof.reports.model import Report
 from spikeprof.reports.output import write_private
@@ -42,40 +42,52 @@ def write_html(report: Report, path: Path) -> None:
 
 def render_html(report: Report) -> str:
     """The page as text. Raises OutputError when plotly's script cannot be found."""
-    from markupsafe import Markup
-
-    version = _version()
     unit = fig.time_unit(max(report.manifest.duration_ns, 1))
     body = [section for section in sections(report, unit) if not section.empty]
-    charts = [c for s in body for c in s.charts]
-    plotly_js = _plotly_script() if charts else ""
-    page_js = (_TEMPLATES / "report.js").read_text("utf-8")
     findings = report.findings()
     context = {
-        "version": version,
-        "csp": _policy([plotly_js, page_js] if charts else [page_js]),
         "page_title": f"{printable(report.trace_name)} · spikeprof",
         "heading": printable(report.trace_name),
         "subtitle": say.subtitle(report),
         "command": fmt.command_line(report.manifest.command) if report.manifest.command else "",
         "truth": truth_line(report),
-        "states": _STATES,
         "verdict": say.verdict(report),
         "findings": [_card(f) for f in findings],
         "no_findings": say.nothing_found(report),
-        "sections": [{"id": "findings", "nav": "Verdict"}, *body, {"id": "about", "nav": "About"}],
-        "body": body,
-        "charts": charts,
         "facts": say.facts(report),
         "notes": [printable(n) for n in report.manifest.notes],
         "about_tables": about_tables(report),
+    }
+    whole = [0, round(report.manifest.duration_ns / unit[0], 6)]
+    return render_page(context, body, whole)
+
+
+def render_page(context: Mapping[str, Any], body: Sequence[Section], whole: Sequence[float], css: str = "") -> str:
+    """Any report of ours as a page: ``context`` is its text, ``body`` its sections between verdict and about.
+
+    ``whole`` is the stretch of time that its time axes show when zoomed out, in their unit; ``css`` is added to the
+    style. Raises OutputError when plotly's script cannot be found.
+    """
+    from markupsafe import Markup
+
+    version = _version()
+    charts = [c for s in body for c in s.charts]
+    plotly_js = _plotly_script() if charts else ""
+    page_js = (_TEMPLATES / "report.js").read_text("utf-8")
+    shared = {
+        "version": version,
+        "csp": _policy([plotly_js, page_js] if charts else [page_js]),
+        "states": _STATES,
+        "sections": [{"id": "findings", "nav": "Verdict"}, *body, {"id": "about", "nav": "About"}],
+        "body": body,
+        "charts": charts,
         "footer": f"Made by spikeprof {version}. This page is one file and works offline.",
-        "data": Markup(_embedded(_data(charts, report, unit))),
-        "css": Markup((_TEMPLATES / "report.css").read_text("utf-8")),
+        "data": Markup(_embedded(_data(charts, whole))),
+        "css": Markup((_TEMPLATES / "report.css").read_text("utf-8") + css),
         "plotly_js": Markup(plotly_js),
         "page_js": Markup(page_js),
     }
-    return _environment().get_template("report.html.j2").render(context)
+    return _environment().get_template("report.html.j2").render({**context, **shared})
 
 
 def _version() -> str:
@@ -135,13 +147,12 @@ def _embedded(data: Any) -> str:
     return msgspec.json.encode(data).decode().translate(_ESCAPES)
 
 
-def _data(charts: Sequence[Chart], report: Report, unit: tuple[float, str]) -> dict[str, Any]:
+def _data(charts: Sequence[Chart], whole: Sequence[float]) -> dict[str, Any]:
     over_time = [c.figure for c in charts if c.figure["meta"].get("time")]
     shown = fig.time_range(over_time)
     for figure in over_time:
         if shown:
             figure["layout"]["xaxis"]["range"] = shown
-    whole = [0, round(report.manifest.duration_ns / unit[0], 6)]
     return {"themes": fig.THEMES, "figures": {c.id: c.figure for c in charts}, "whole": whole}
 
 
