@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import ssl
 from typing import Protocol
 
 from spikeprof.analyzers.cache_pierce.model import Alert
@@ -41,3 +43,19 @@ def notice_id(alert: Alert) -> str:
     """The same 16 hexadecimal digits for the same notice, on every route and in every attempt."""
     parts = (alert.alert_id, alert.kind, alert.severity, alert.rule, alert.tenant, alert.pattern, repr(alert.ts_s))
     return hashlib.sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+
+def system_reason(error: BaseException) -> str:
+    """What the system or the certificate check said, in the chain of causes of an error; empty where neither did."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"its certificate was not accepted ({cause.verify_message})"
+        if isinstance(cause, ssl.SSLError):
+            return f"TLS failed ({cause.reason or 'no reason given'})"
+        if isinstance(cause, OSError) and cause.errno and cause.errno > 0:
+            return os.strerror(cause.errno)
+        if isinstance(cause, OSError) and cause.strerror:  # of name look-ups
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    return ""

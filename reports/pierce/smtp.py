@@ -6,6 +6,7 @@ import ipaddress
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from email.errors import MessageError
 from email.headerregistry import Address
 from email.message import EmailMessage
 from email.utils import formatdate
@@ -15,7 +16,7 @@ from spikeprof.analyzers.cache_pierce.model import Alert
 from spikeprof.profiler.errors import UsageError
 from spikeprof.reports.kernel_names import clip, printable
 from spikeprof.reports.pierce import texts
-from spikeprof.reports.pierce.routes import RouteError, notice_id
+from spikeprof.reports.pierce.routes import RouteError, notice_id, system_reason
 
 if TYPE_CHECKING:
     from aiosmtplib import SMTP
@@ -151,7 +152,7 @@ def _is_loopback(host: str) -> bool:
 def _address(text: str) -> str:
     try:
         parsed = Address(addr_spec=text)
-    except (ValueError, IndexError) as error:  # the parser's own way to say no
+    except (ValueError, IndexError, MessageError) as error:
         raise UsageError(f"{printable(text)!r} is no mail address: write name@example.com") from error
     if not parsed.domain or not text.isprintable():
         raise UsageError(f"{printable(text)!r} is no mail address: write name@example.com")
@@ -163,11 +164,4 @@ def _answer(code: int, message: str) -> str:
 
 
 def _why(error: Exception) -> str:
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return f"its certificate was not accepted ({cause.verify_message})"
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror
-        cause = cause.__cause__ or cause.__context__
-    return clip(printable(str(error)), 120) or type(error).__name__
+    return system_reason(error) or clip(printable(str(error)), 120) or type(error).__name__

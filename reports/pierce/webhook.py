@@ -12,7 +12,7 @@ from spikeprof.analyzers.cache_pierce.model import Alert
 from spikeprof.profiler.errors import UsageError
 from spikeprof.reports.kernel_names import clip, printable
 from spikeprof.reports.pierce import chat
-from spikeprof.reports.pierce.routes import RouteError, notice_id
+from spikeprof.reports.pierce.routes import RouteError, notice_id, system_reason
 
 if TYPE_CHECKING:
     import httpx
@@ -113,19 +113,12 @@ def _host(url: str) -> str:
 
 
 def _why(error: Exception) -> str:
-    """What went wrong, in words that hold no URL: the innermost cause that has one of its own."""
+    """What went wrong, in words that hold no URL."""
     import httpx
 
     if isinstance(error, httpx.TimeoutException):
         return f"nothing within {CONNECT_S if isinstance(error, httpx.ConnectTimeout) else ANSWER_S:g} s"
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return f"its certificate was not accepted ({cause.verify_message})"
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror
-        cause = cause.__cause__ or cause.__context__
-    return type(error).__name__
+    return system_reason(error) or type(error).__name__
 
 
 async def _read(response: httpx.Response) -> bytes:
