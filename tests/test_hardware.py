@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from spikeprof.profiler.hardware import PEAKS, lookup, products
+from spikeprof.profiler.hardware import PEAKS, Peak, architecture, architectures, lookup, products
 
 
 @pytest.mark.parametrize(
@@ -70,3 +72,40 @@ def test_a_rate_that_the_product_lacks_is_none() -> None:
     assert v100 is not None
     assert v100.fp8_flop_per_s is None
     assert v100.bf16_flop_per_s is None
+
+
+# -- architectures -----------------------------------------------------------------------------------------------------
+
+
+def test_what_an_sm_of_hopper_holds() -> None:
+    hopper = architecture("sm_90")
+    assert hopper is not None
+    assert hopper.warps_count.value == 64
+    assert hopper.shared_bytes.value == 228 * 1024
+    assert hopper.block_shared_bytes.value == 227 * 1024
+    assert hopper.block_reserved_bytes.value == 1024
+    assert [size.value / 1024 for size in hopper.carve_out_bytes] == [0, 8, 16, 32, 64, 100, 132, 164, 196, 228]
+
+
+@pytest.mark.parametrize("name", ["", "sm_60", "sm_99", "sm_90a", "gfx942", "90"])
+def test_an_architecture_that_is_not_listed_is_not_guessed(name: str) -> None:
+    assert architecture(name) is None
+
+
+def test_every_limit_has_a_source_and_is_plausible() -> None:
+    assert {"sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"} <= {
+        a.name for a in architectures()
+    }
+    for one in architectures():
+        for field in dataclasses.fields(one):
+            value = getattr(one, field.name)
+            for limit in value if isinstance(value, tuple) else (value,):
+                assert isinstance(limit, Peak) or field.name == "name"
+                assert field.name == "name" or len(limit.source) > 8, (one.name, field.name)
+        assert one.blocks_count.value <= one.warps_count.value
+        assert one.block_threads_count.value == 1024
+        assert one.registers_count.value % (one.partitions_count.value * one.register_unit_count.value) == 0
+        assert one.block_shared_bytes.value + one.block_reserved_bytes.value == one.shared_bytes.value
+        sizes = [size.value for size in one.carve_out_bytes]
+        assert sizes == sorted(set(sizes))
+        assert sizes[-1] == one.shared_bytes.value
