@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spikeprof.analyzers.base import Analyzer, Rule
 from spikeprof.analyzers.cache_miss import CacheMiss
+from spikeprof.analyzers.fusion_boundary import FusionBoundary
 from spikeprof.analyzers.kernel_latency import KernelLatency
 from spikeprof.analyzers.launch_gaps import LaunchGaps
 from spikeprof.analyzers.topology import Topology
@@ -14,6 +15,7 @@ ANALYZERS: tuple[Analyzer, ...] = (
     Truth(),
     KernelLatency(),
     CacheMiss(),
+    FusionBoundary(),
     LaunchGaps(),
     Topology(),
 )

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from spikeprof.analyzers.base import Evidence, Finding, Metric, Saving
 from spikeprof.profiler.units import UNIT_OF_SUFFIX, unit_of
 from spikeprof.reports.kernel_names import printable, short_name
-from spikeprof.reports.titles import IDLE_CLASSES, METRIC_TITLES, SPELLED
+from spikeprof.reports.titles import IDLE_CLASSES, METRIC_TITLES, RESOURCES, SPELLED
 
 #: Shown where a number would stand that was not measured.
 ABSENT = "–"
@@ -114,6 +114,9 @@ _CUPTI_VERSIONS = ("libcupti_version", "libcupti", "fixed_in")
 #: Columns that hold a point in time, not a length of time.
 _MOMENTS = ("bin_start_ns", "end_ns", "start_ns", "t_ns")
 
+#: Ratios that are numbers of something, not so many times something else.
+_PLAIN_RATIOS = ("instructions_per_cycle_ratio", "utilisation_ratio", "waves_ratio")
+
 _BY_UNIT: dict[str | None, Callable[[float], str]] = {
     "ns": duration,
     "us": lambda v: duration(v * 1e3),
@@ -153,6 +156,8 @@ def _number(name: str, value: float) -> str:
         return moment(value)
     if name in _ORDINALS:
         return f"{value:.0f}"
+    if name in _PLAIN_RATIOS:
+        return "< 0.01" if 0 < value < 0.005 else f"{value:.2f}" if abs(value) < 10 else digits(value)
     unit = unit_of(name)
     if unit in _BY_UNIT:
         return _BY_UNIT[unit](value)
@@ -234,6 +239,12 @@ def category(column: str, value: object) -> str:
     return title(str(value)) if unit_of(str(value)) else label(str(value))
 
 
+def resources(names: str, short: bool = False) -> str:
+    """``registers+shared_memory`` -> ``registers and shared memory``, or ``regs+shared`` for a narrow cell."""
+    known = [RESOURCES.get(name, (label(name), label(name)))[short] for name in names.split("+") if name]
+    return "+".join(dict.fromkeys(known)) if short else joined(list(dict.fromkeys(known)))
+
+
 def plural(number: float, one: str, many: str = "") -> str:
     """``1 window``, ``3 windows``."""
     return f"{count(number)} {one if number == 1 else many or one + 's'}"
@@ -283,6 +294,10 @@ def scope(where: Mapping[str, str | int], width: int = 60) -> str:
             parts[head] = f"{parts[head]}×{value}" if head in parts else f"{head} {value}"
         elif key == "kernel":
             parts[key] = f"kernel {short_name(str(value), width)}"
+        elif key == "next_kernel":
+            parts[key] = f"then {short_name(str(value), width)}"
+        elif key == "resource":
+            parts[key] = f"short of {resources(str(value))}"
         elif key in ("link", "reason"):
             parts[key] = title(printable(str(value))) if key == "link" else printable(str(value))
         else:

@@ -10,6 +10,7 @@ from spikeprof.reports import caches
 from spikeprof.reports import counter_figures as counters
 from spikeprof.reports import figures as fig
 from spikeprof.reports import format as fmt
+from spikeprof.reports import occupancy as occ
 from spikeprof.reports import sentences as say
 from spikeprof.reports import topology as links
 from spikeprof.reports.gauges import gauges_figure, throttling
@@ -23,7 +24,7 @@ _KERNEL_COLUMNS = ("kernel", "launches_count", "total_ns", "gpu_time_share", "me
 _DEVICE_COLUMNS = ("device", "model", "busy_share", "wall_ns", "busy_ns", "gaps_count", "energy_j", "kernels_count",
                    "memory_ops_count", "ranks", "sm_arch", "sm_count", "l2_bytes", "mem_bytes", "mem_peak_bytes_per_s",
                    "uuid")  # fmt: skip
-_OWN_SECTIONS = ("truth", "kernel-latency", "cache-miss", "launch-gaps", "topology")
+_OWN_SECTIONS = ("truth", "kernel-latency", "cache-miss", "fusion-boundary", "launch-gaps", "topology")
 
 
 @dataclass(slots=True)
@@ -66,6 +67,7 @@ def sections(report: Report, unit: tuple[float, str]) -> list[Section]:
         _timeline(report, unit),
         _kernel_section(report),
         _caches_section(report, unit),
+        _occupancy_section(report),
         _idle_section(report),
         *_other_sections(report, unit),
         _links_section(report),
@@ -152,6 +154,18 @@ def _caches_section(report: Report, unit: tuple[float, str]) -> Section:
     section.lead = " ".join(caches.notes(result))
     for name, table in caches.tables(result).items():
         section.add(html_table(name, table))
+    return section
+
+
+def _occupancy_section(report: Report) -> Section:
+    name = "Occupancy and fusion"
+    section, result = _of_analyzer(report, "fusion-boundary", Section("occupancy", "Occupancy", name))
+    if result is None:
+        return section
+    section.count = occ.summary(result)
+    section.lead = " ".join(occ.notes(result))
+    for caption, table in occ.tables(result).items():
+        section.add(html_table(caption, table))
     return section
 
 

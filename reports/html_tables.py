@@ -20,8 +20,9 @@ _SHORT = 40  # characters that stay on one line
 #: Columns that hold versions as numbers, and names of kernels.
 _VERSIONS = ("fixed_in", "libcupti_version")
 #: Shares that say how much of what there is was used: a full bar means all of it.
-_OF_THE_WHOLE = ("busy_share", "mean_share", "busiest_share", "saturated_time_share", "link_share")
-_NAMES = ("name", "kernel", "work_before", "work_after")
+_OF_THE_WHOLE = ("busy_share", "mean_share", "busiest_share", "saturated_time_share", "link_share", "occupancy_share",
+                 "expected_sm_active_share", "alone_occupancy_share", "fused_occupancy_share")  # fmt: skip
+_NAMES = ("name", "kernel", "next_kernel", "work_before", "work_after")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ _ANALYZER_TITLES = {
     "kernel-latency": "Kernel latency",
     "launch-gaps": "Launch gaps",
     "cache-miss": "Caches and DRAM",
+    "fusion-boundary": "Occupancy and fusion",
 }
 
 _SOURCES = {"torch.profiler": "imported from torch.profiler", "nsys": "imported from Nsight Systems"}
@@ -176,6 +177,8 @@ _CAPTIONS = {
     "cache-classes": ("Kernels by time, with their counters per launch", ""),
     "cache-launches": ("Single launches that read most from DRAM", ""),
     "cache-balance": ("Where the counts went", ""),
+    "occupancy": ("Kernels by time, with their theoretical occupancy", ""),
+    "neighbours": ("Neighbours by time, and what one kernel in place of two would need at most", ""),
     "link-use": ("Use of links over time", "Share of the link's rate, by the GPU that used it most."),
     "link-matrix": ("GPU to GPU", ""),
     "link-hosts": ("GPU and host", ""),

@@ -17,6 +17,7 @@ from rich.text import Text
 from spikeprof.analyzers.base import Finding, Result
 from spikeprof.reports import caches
 from spikeprof.reports import format as fmt
+from spikeprof.reports import occupancy as occ
 from spikeprof.reports import sentences as say
 from spikeprof.reports import topology as links
 from spikeprof.reports.class_names import class_names
@@ -30,6 +31,7 @@ MAX_FINDINGS = 6
 MAX_EVIDENCE = 3  # of one finding
 MAX_KERNELS = 8
 MAX_MISSING = 8
+MAX_OCCUPANCIES = 5
 
 #: Stands for the space between a number and its unit until lines are broken: a character that no name holds.
 _GLUE = "\ue000"
@@ -89,6 +91,7 @@ def render_terminal(report: Report, console: Console) -> None:
     _verdict(screen, report)
     _kernels(screen, report)
     _caches(screen, report)
+    _occupancy(screen, report)
     _idle(screen, report)
     _links(screen, report)
     _missing(screen, report)
@@ -245,6 +248,33 @@ def _caches(screen: _Screen, report: Report) -> None:
         screen.prose(summary, "dim")
     columns = [c for c in _CACHE_COLUMNS if any(row.get(c.key) is not None for row in entries)]
     _print_table(screen, "Kernel", columns, entries, lambda room: class_names(table, room)[0], "dram_peak_share")
+
+
+_OCCUPANCY_COLUMNS = (
+    _Column("registers_count", "Registers", 140),
+    _Column("shared_bytes", "Shared", 100),
+    _Column("occupancy_share", "Occupancy"),
+    _Column("limiter", "Limited by", 60),
+    _Column("waves_ratio", "Waves", 70),
+    _Column("sm_active_share", "SMs busy", 74),
+    _Column("expected_sm_active_share", "Expected", 94),
+    _Column("instructions_per_cycle_ratio", "IPC", 120),
+    _Column("utilisation_ratio", "U", 120),
+)
+
+
+def _occupancy(screen: _Screen, report: Report) -> None:
+    """Theoretical occupancy and waves of the kernels that took most time; nothing where none is known."""
+    result = report.result("fusion-boundary")
+    table = occ.longest(result, MAX_OCCUPANCIES) if result else {}
+    if result is None or not table:
+        return
+    entries = rows(table)
+    screen.heading("Occupancy and waves")
+    screen.prose(occ.summary(result), "dim")
+    bar = "sm_active_share" if "sm_active_share" in table else "expected_sm_active_share"
+    columns = [c for c in _OCCUPANCY_COLUMNS if any(row.get(c.key) is not None for row in entries)]
+    _print_table(screen, "Kernel", columns, entries, lambda room: class_names(table, room)[0], bar)
 
 
 _IDLE_COLUMNS = (_Column("total_ns", "Total"), _Column("idle_share", "Share"))

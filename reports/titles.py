@@ -30,6 +30,24 @@ _LINKS = {
     "pcie_written": "PCIe written",
 }
 
+#: What limits occupancy or a fused kernel: in full, and for a narrow cell.
+RESOURCES = {
+    "warps": ("warps", "warps"),
+    "blocks": ("blocks", "blocks"),
+    "registers": ("registers", "regs"),
+    "shared_memory": ("shared memory", "shared"),
+    "thread_registers": ("registers per thread", "regs"),
+    "block_registers": ("registers", "regs"),
+}
+
+#: Whether two kernels would fit into one.
+VERDICTS = {
+    "fits": "fits",
+    "if_shared": "if they share memory",
+    "too_large": "too large",
+    "unknown": "not known",
+}
+
 #: Titles of metrics whose name alone would not read well. All others are made from the name.
 METRIC_TITLES: dict[str, str] = {
     "busy_ns": "Busy time",
@@ -150,4 +168,33 @@ METRIC_TITLES: dict[str, str] = {
     "measured_share": "Measured share of the theoretical rate",
     "saturated_time_share": "Time near the link's rate",
     "wall_share": "Share of the active time",
+    "active_blocks_count": "Blocks per SM",
+    "active_warps_count": "Warps per SM",
+    "activity_of_expected_share": "Measured of expected, at most",
+    "alone_occupancy_share": "Occupancy apart",
+    "block_registers_share": "Of an SM's registers",
+    "fused_occupancy_share": "Occupancy fused",
+    "grid_blocks_count": "Blocks",
+    "held_warps_ns": "Time in which warps were measured",
+    "instructions_per_cycle_ratio": "IPC",
+    "known_time_share": "Kernel time of known occupancy",
+    "limiter": "Limited by",
+    "next_kernel": "Then",
+    "occupancy_share": "Occupancy",
+    "one_wave_time_share": "Kernel time in at most one wave",
+    "pair_time_share": "Both, of kernel time",
+    "pairs_count": "Times",
+    "pairs_fits_count": "Neighbours that would fit into one kernel",
+    "pairs_if_shared_count": "Neighbours that would fit with shared memory in common",
+    "pairs_too_large_count": "Neighbours too large for one kernel",
+    "registers_count": "Registers per thread",
+    "shared_bytes": "Shared memory per block",
+    "shared_max_bytes": "Larger shared memory",
+    "shared_sum_bytes": "Shared memory of both",
+    "tail_share": "Room left empty",
+    "thread_registers_share": "Of a thread's registers",
+    "unknown": "Why not known",
+    "utilisation_ratio": "U",
+    "warps_per_sm_count": "Warps on a busy SM",
+    "waves_ratio": "Waves",
 }
