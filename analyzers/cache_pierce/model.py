@@ -46,9 +46,9 @@ class Alert:
     """Something began, got worse, or is over.
 
     ``ts_s`` is event time (Unix seconds) as far as it had come when this was decided; ``since_s`` when the first
-    look-ups that it is about were made, as far as seen. ``tenant`` and ``pattern`` are ``EVERY`` for illegal-keys; ``keys`` is a
-    sample of the keys (whole keys up to ``sample_key_chars_count``; of hot-missing-key the key itself). ``alert_id``
-    is the same from raised to recovered, and of no other. ``top`` says where most of it comes from (illegal-keys).
+    look-ups that it is about were made, as far as seen. ``tenant`` and ``pattern`` are ``EVERY`` for illegal-keys;
+    ``keys`` is a sample of the keys (whole keys up to ``sample_key_chars_count``; of hot-missing-key the key itself).
+    ``alert_id`` is the same from raised to recovered, and of no other. ``top`` says where most of it comes from (illegal-keys).
     """
 
     kind: Kind
@@ -86,8 +86,8 @@ class PatternRow:
 
     ``distinct_count`` (estimated) and ``distinct_lookups_count`` are over the last 10 to 20 s, TTLs over the last
     windows kept. Shares (0-1) are of the misses in the window: ``unfilled`` keys that nothing speaks for,
-    ``first_seen`` keys never seen before, ``repeated`` keys missed before and not filled since, ``nowhere`` keys that KnownKeys says
-    exist nowhere (None without one, and where only counts came in).
+    ``first_seen`` keys never seen before, ``repeated`` keys missed before and not
+    filled since, ``nowhere`` keys that KnownKeys says exist nowhere (None without one, and where only counts came in).
     """
 
     tenant: str

@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields
 
 from spikeprof.profiler.errors import UsageError
 
+_MULTIPLES = (("window_s", "cell_s"), ("baseline_cell_s", "cell_s"), ("baseline_s", "baseline_cell_s"))
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -23,7 +25,7 @@ class Options:
     min_miss_rate: float = 0.05  # 0-1
     baseline_miss_rate_floor: float = 0.01  # a baseline below it counts as this much
     min_unfilled_share: float = 0.5  # of the misses: keys neither known, nor hit lately, nor filled since
-    refill_s: float = 10.0  # a key that was hit before and misses for longer does not count as hit lately
+    refill_s: float = 30.0  # a key that was hit before and misses for longer does not count as hit lately
 
     # states: raise after k of n cells, recover after quiet
     cell_s: float = 0.25  # resolution of event time
@@ -57,13 +59,15 @@ class Options:
     # bounds
     max_series_count: int = 4096  # pairs of tenant and pattern
     max_patterns_per_prefix_count: int = 64  # further ones of that first part of a key are one: `prefix:{any}`
+    admit_lookups_count: int = 20  # a pattern gets a row of its own after so many
     max_tenants_count: int = 256  # further ones are one: `{any}`
     max_hot_keys_count: int = 256
     key_memory_count: int = 1 << 20  # keys whose last misses are remembered; a power of two
+    hot_keys_per_pattern_count: int = 5  # further ones are in the snapshot, without an alert
     hit_memory_count: int = 2_000_000  # keys remembered as hit, in each of two generations
     sample_keys_count: int = 5  # in an alert
     sample_key_chars_count: int = 200  # of each of them
-    max_key_bytes: int = 1024  # what is behind it does not count for the pattern
+    max_key_chars_count: int = 256  # what is behind them does not count for the pattern
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -74,16 +78,10 @@ class Options:
                 f"raise_cells_count {self.raise_cells_count} is more than raise_of_cells_count "
                 f"{self.raise_of_cells_count}: no alert could be raised"
             )
-        for longer, shorter in (
-            ("window_s", "cell_s"),
-            ("baseline_cell_s", "cell_s"),
-            ("baseline_s", "baseline_cell_s"),
-        ):
-            parts = getattr(self, longer) / getattr(self, shorter)
-            if abs(parts - round(parts)) > 1e-9 or round(parts) < 1:
-                raise UsageError(
-                    f"{longer} is {getattr(self, longer)} s: it must be a multiple of {shorter}, {getattr(self, shorter)} s"
-                )
+        for longer, shorter in _MULTIPLES:
+            whole_s, part_s = getattr(self, longer), getattr(self, shorter)
+            if abs(whole_s / part_s - round(whole_s / part_s)) > 1e-9 or whole_s < part_s:
+                raise UsageError(f"{longer} is {whole_s} s: it must be a multiple of {shorter}, {part_s} s")
         if self.key_memory_count & (self.key_memory_count - 1):
             raise UsageError(f"key_memory_count is {self.key_memory_count}: it must be a power of two")
 
