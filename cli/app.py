@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from spikeprof import __version__
-from spikeprof.cli import analyze, counters, doctor, explain, report, run, topology
+from spikeprof.cli import analyze, counters, doctor, explain, pierce, report, run, topology
 from spikeprof.profiler.counter_metrics import DEFAULT_SET, METRICS, SETS
 from spikeprof.profiler.errors import OutputError, SpikeprofError, UsageError
 
@@ -46,6 +46,7 @@ app.command("doctor")(doctor.doctor)
 app.command("counters", short_help="Read counters of GPUs that are at work already.")(counters.counters)
 app.command("topology", short_help="Show how the GPUs are joined, and what that suits.")(topology.topology)
 app.command("explain")(explain.explain)
+app.add_typer(pierce.pierce)
 
 
 def _print_version(value: bool) -> None:
@@ -72,6 +73,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     if not os.environ.get("SPIKEPROF_DEBUG"):  # libraries warn whom they serve, not the user
         warnings.simplefilter("ignore")
     sys.exit(run_command_line(argv))
+
+
+def pierce_main() -> NoReturn:
+    """The command ``cache_pierce_detector``: ``spikeprof pierce`` under a name of its own."""
+    main(["pierce", *sys.argv[1:]])
 
 
 def run_command_line(argv: Sequence[str] | None = None) -> int:

@@ -77,7 +77,7 @@ install_torch() {
 
 case $kind in
     demo) echo "setup: installing spikeprof into $venv"; install -e . ;;
-    test) install_torch; echo "setup: installing spikeprof and its test tools into $venv"; install -e '.[test,check]' ;;
+    test) install_torch; echo "setup: installing spikeprof and its test tools into $venv"; install -e '.[pierce,test,check]' ;;
     *) fail "usage: scripts/setup_env.sh demo|test" ;;
 esac
 echo "$key" >"$stamp"

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from spikeprof.analyzers.cache_pierce.model import EVERY, Alert, Counts, Evidence, Measure
 from spikeprof.reports import format as fmt
 from spikeprof.reports.kernel_names import clip, printable
+
+if TYPE_CHECKING:
+    from spikeprof.reports.pierce.run import PierceRun
 
 #: Per rule: title, what it means, what to do.
 _RULES = {
@@ -190,3 +194,18 @@ def left_out(counts: Counts) -> str:
         (counts.held_count, "held back until their time is believed"),
     ]
     return fmt.joined([f"{fmt.count(number)} {what}" for number, what in parts if number])
+
+
+def closing(run: PierceRun) -> list[str]:
+    """The last lines of a run at the terminal: what was read, what fired, what could not be judged."""
+    counts, notices = run.snapshot.counts, run.history.notices
+    number = len({notice.alert_id for notice in notices}) if notices else 0
+    fired = fmt.plural(number, "alert") if number else "nothing fired"
+    lines = [f"{fired} in {fmt.plural(counts.lookups_count, 'look-up')} of {run.source}"]
+    broken = run.read.get("broken", 0)
+    parts = [part for part in (left_out(counts), f"{fmt.count(broken)} broken lines" if broken else "") if part]
+    if parts:
+        lines.append(f"left out: {fmt.joined(parts)}")
+    if run.snapshot.illegal_per_s.value is None and counts.lookups_count:
+        lines.append(f"keys that exist nowhere: {measured(run.snapshot.illegal_per_s, 'illegal_per_s')}")
+    return lines

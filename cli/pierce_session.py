@@ -1,0 +1,325 @@
+"""One run of the detector with everything around it: notices out, table, metrics, baselines, page, exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from spikeprof.cli.pierce_known import KnownSource
+from spikeprof.cli.pierce_options import SEVERITIES, Memory, Routing, Showing, Thresholds, detector_options
+from spikeprof.cli.pierce_routes import make_routes, secret
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from spikeprof.analyzers.cache_pierce.baseline import BaselineRow
+    from spikeprof.analyzers.cache_pierce.guard import Guard
+    from spikeprof.analyzers.cache_pierce.model import Alert, Snapshot
+    from spikeprof.profiler.lookups import Lookups
+    from spikeprof.profiler.pierce_store import BaselineStore
+    from spikeprof.reports.pierce.run import PierceRun
+
+TICK_S = 0.5  # how often event time advances where no look-up tells, and the table is drawn
+SAVE_S = 30.0  # how often baselines are kept
+
+
+def say(text: str) -> None:
+    """One line on standard error."""
+    sys.stderr.write(f"spikeprof: {text}\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a verb asks of a run. ``source`` says what is watched, in the heading and as the owner of baselines.
+
+    ``live``: there is a table to look at, and event time goes on while nothing comes: with the clock (``is_now``, the
+    source stamps look-ups itself) or from the last look-up on. ``read`` counts what came from the source.
+    """
+
+    source: str
+    thresholds: Thresholds
+    routing: Routing
+    showing: Showing
+    memory: Memory = field(default_factory=Memory)
+    known: KnownSource | None = None
+    guard: Guard | None = None
+    live: bool = True
+    is_now: bool = True
+    quiet: bool = False  # nothing on standard output: the answer is JSON
+    read: Callable[[], Mapping[str, int]] = dict
+
+
+class Session:
+    """Use as an asynchronous context; ``feed`` it; ask for ``exit_code`` and ``answer`` after it.
+
+    The detector is asked from one task at a time, in a thread: whoever serves connections in this loop is not held up.
+    """
+
+    def __init__(self, plan: Plan, console: Console) -> None:
+        from spikeprof.analyzers.cache_pierce.detector import Detector
+        from spikeprof.reports.pierce.dispatcher import Dispatcher
+        from spikeprof.reports.pierce.history import History
+        from spikeprof.reports.pierce.live import TerminalRoute
+        from spikeprof.reports.pierce.metrics import PierceMetrics
+        from spikeprof.reports.pierce.redact import Redactor
+
+        showing, routing = plan.showing, plan.routing
+        self._plan = plan
+        self._redactor: Redactor | None = None
+        if showing.redact or showing.redact_secret_env:
+            name = showing.redact_secret_env
+            self._redactor = Redactor(secret(name, "--redact-secret-env").encode() if name else b"")
+        self.problems: list[str] = []
+        self._store = _store(plan)
+        options = detector_options(plan.thresholds.settings)
+        self._detector = Detector(options, baselines=self._baselines())
+        self._view = TerminalRoute(console, f"cache_pierce_detector: {plan.source}", table=plan.live and not plan.quiet)
+        routes = make_routes(routing, say)
+        prints_itself = plan.quiet or not plan.live
+        self._dispatcher = Dispatcher(routes if prints_itself else [self._view, *routes], say)
+        self._metrics = PierceMetrics()
+        self._history = History()
+        self._lock = asyncio.Lock()
+        self._ticking: asyncio.Task[None] | None = None
+        self._stopped = asyncio.Event()
+        self._saved_s = self._told_s = time.monotonic()
+        self._event_s: float | None = None
+        self._building: asyncio.Task[None] | None = None
+        self.run: PierceRun | None = None
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        plan = self._plan
+        if plan.known is not None and plan.known.is_asked:
+            await asyncio.to_thread(plan.known.build)
+            self._use_known()
+        if plan.routing.metrics_port is not None:
+            port = self._metrics.serve(plan.routing.metrics_port, plan.routing.metrics_host)
+            say(f"metrics at http://{plan.routing.metrics_host}:{port}/metrics")
+        self._dispatcher.start()
+        self._view.__enter__()
+        if plan.live:
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, self._stop)
+            self._ticking = loop.create_task(self._tick())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._ticking is not None:
+            self._ticking.cancel()
+            await asyncio.gather(self._ticking, return_exceptions=True)
+        if self._building is not None:
+            self._building.cancel()
+        try:
+            if error is None:
+                self._take(await self._ask(self._detector.finish))
+            snapshot = await self._show()
+            await self._dispatcher.close(self._plan.routing.flush_s)
+        finally:
+            self._view.__exit__(kind, error, trace)
+            self._metrics.close()
+        await self._save()
+        self._close(snapshot)
+
+    def _stop(self) -> None:
+        """End in good order; a second signal ends at once."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        self.stop()
+
+    def stop(self) -> None:
+        """Ask for the end."""
+        self._stopped.set()
+
+    async def until_stopped(self, seconds: float = 0.0) -> None:
+        """Wait for Ctrl-C or SIGTERM, for at most so many seconds where that is not 0."""
+        try:
+            await asyncio.wait_for(self._stopped.wait(), seconds or None)
+        except TimeoutError:
+            return
+
+    @property
+    def step_s(self) -> float:
+        """The resolution that the page has by now, in seconds of event time."""
+        return self._history.step_s
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the user asked for the end."""
+        return self._stopped.is_set()
+
+    # -- look-ups in, notices out ------------------------------------------------------------------------------------
+
+    async def feed(self, lookups: Lookups) -> None:
+        """Take look-ups in."""
+        if self._plan.known is not None:
+            self._plan.known.saw(lookups)
+            self._use_known()
+        self._take(await self._ask(self._detector.feed, lookups))
+        self._told_s, self._event_s = time.monotonic(), None
+
+    async def feed_counts(self, *columns: Any) -> None:
+        """Take counts in, as ``Detector.feed_counts``."""
+        self._take(await self._ask(self._detector.feed_counts, *columns))
+
+    async def show(self) -> None:
+        """Look at how things stand now: for sources whose time is not that of the clock."""
+        await self._show()
+
+    async def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
+        async with self._lock:
+            return await asyncio.to_thread(question, *arguments)
+
+    def _take(self, alerts: list[Alert]) -> None:
+        for alert in alerts:
+            shown = self._redactor.alert(alert) if self._redactor else alert
+            self._metrics.count(shown)
+            self._history.note(shown)
+            if not (self._plan.live or self._plan.quiet):
+                self._view.show(shown)
+            self._dispatcher.submit(shown)
+
+    async def _show(self) -> Snapshot:
+        snapshot: Snapshot = await self._ask(self._detector.snapshot)
+        if self._event_s is None:
+            self._event_s = snapshot.ts_s
+        if self._plan.known is not None and self._plan.known.problem:
+            self._problem(self._plan.known.problem)
+        guard = self._plan.guard
+        if guard is not None:
+            guard.watch(frozenset(alert.pattern for alert in snapshot.active))
+        shown = self._redactor.snapshot(snapshot) if self._redactor else snapshot
+        read = self._plan.read()
+        self._history.add(shown)
+        self._metrics.update(shown, self._dispatcher.counts, guard.counts if guard else None, read)
+        self._view.update(shown, [f"{name}: {count:,}" for name, count in read.items() if count])
+        return shown
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            await self._advance()
+            await self._show()
+            if time.monotonic() - self._saved_s >= SAVE_S:
+                await self._save()
+            known = self._plan.known
+            if known is not None and known.is_due() and (self._building is None or self._building.done()):
+                self._building = asyncio.create_task(self._rebuild(known))
+
+    async def _advance(self) -> None:
+        """Let event time go on."""
+        now_s, elapsed_s = time.time(), time.monotonic() - self._told_s
+        if not self._plan.is_now:
+            if self._event_s is None or elapsed_s < TICK_S:  # look-ups tell the time themselves
+                return
+            now_s = self._event_s + elapsed_s
+        self._take(await self._ask(self._detector.advance, now_s))
+
+    # -- known keys and baselines ------------------------------------------------------------------------------------
+
+    def _use_known(self) -> None:
+        known = self._plan.known
+        if known is not None and known.current is not self._detector.known:
+            self._detector.known = known.current
+            if self._plan.guard is not None:
+                self._plan.guard.known = known.current
+
+    async def _rebuild(self, known: KnownSource) -> None:
+        from spikeprof.profiler.errors import SpikeprofError
+
+        try:
+            await asyncio.to_thread(known.build)
+        except SpikeprofError as error:
+            self._problem(f"known keys were not built anew, the filter before stays in use: {error}")
+        self._use_known()
+
+    def _baselines(self) -> list[BaselineRow]:
+        import msgspec
+
+        from spikeprof.analyzers.cache_pierce.baseline import BaselineRow
+
+        rows: list[Any] = []
+        if self._store is not None:
+            rows += self._store.load(time.time())
+            if self._store.problem:
+                self._problem(f"baselines of earlier runs are not used: {self._store.problem}")
+        if self._plan.memory.baselines_prometheus:
+            from spikeprof.profiler.pierce_prometheus import read_baselines
+
+            memory = self._plan.memory
+            rows += read_baselines(memory.baselines_prometheus, memory.baselines_selector, time.time())
+        try:
+            return msgspec.convert(rows, list[BaselineRow])
+        except msgspec.ValidationError as error:
+            self._problem(f"baselines of earlier runs are not used: they are not as this version keeps them ({error})")
+            return []
+
+    async def _save(self) -> None:
+        self._saved_s = time.monotonic()
+        if self._store is None:
+            return
+        before = self._store.problem
+        rows = [dataclasses.asdict(row) for row in await self._ask(self._detector.baseline_rows)]
+        await asyncio.to_thread(self._store.save, rows, time.time())
+        if self._store.problem and self._store.problem != before:
+            self._problem(f"baselines are in memory alone: {self._store.problem}; watching goes on")
+
+    def _problem(self, text: str) -> None:
+        if text not in self.problems:
+            self.problems.append(text)
+            say(text)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def _close(self, snapshot: Snapshot) -> None:
+        from spikeprof.reports.pierce.run import PierceRun
+
+        self.run = PierceRun(
+            source=self._plan.source,
+            history=self._history,
+            snapshot=snapshot,
+            options=self._detector.options,
+            read=self._plan.read(),
+            routes=self._dispatcher.counts,
+            guard=self._plan.guard.counts if self._plan.guard else None,
+            problems=self.problems,
+            redacted=self._redactor is not None,
+        )
+        if self._plan.showing.html is not None:
+            from spikeprof.reports.pierce.html import write_html
+
+            write_html(self.run, self._plan.showing.html)
+            say(f"the page is {self._plan.showing.html}")
+
+    @property
+    def exit_code(self) -> int:
+        """1 where ``--fail-on`` asks for it, else 0."""
+        fail_on = self._plan.showing.fail_on
+        if fail_on is None:
+            return 0
+        failing = SEVERITIES[SEVERITIES.index(fail_on) :]
+        found = sum(alert.kind != "recovered" and alert.severity in failing for alert in self._history.notices)
+        if found:
+            say(f"--fail-on {fail_on.value}: {found} alert(s) of this severity or above")
+        return 1 if found else 0
+
+
+def _store(plan: Plan) -> BaselineStore | None:
+    from spikeprof.profiler.pierce_store import BaselineStore, default_path
+
+    if plan.memory.baselines == "none":
+        return None
+    return BaselineStore(Path(plan.memory.baselines) if plan.memory.baselines else default_path(), plan.source)
