@@ -15,7 +15,8 @@ within ``max_bounds_ratio``, U is not given.
 
 What fusing two neighbours would need is an upper bound: registers of both threads together, the larger of the blocks,
 shared memory of both. Whether the second reads what the first writes is not known here. Only what takes at least
-``min_time_share`` (two neighbours: ``min_pair_time_share``) of the kernels' time is named by a rule.
+``min_time_share`` (two neighbours: ``min_pair_time_share``) of the kernels' time is named by a rule, and no kernel of
+NCCL or RCCL: they take few SMs on purpose.
 
 small-grid
 ----------
@@ -159,7 +160,8 @@ class FusionBoundary:
             pairs,
             fused(pairs, of, occupied, self.max_registers_share, self.max_shared_bytes),
         )
-        often = pairs.met_count >= self.min_pairs_count
+        moves = study.communicates
+        often = (pairs.met_count >= self.min_pairs_count) & ~moves[pairs.first] & ~moves[pairs.second]
         findings = (
             *self._grids(study),
             *self._occupancies(study),
@@ -187,6 +189,7 @@ class FusionBoundary:
     def _named(self, study: Study, which: Bools) -> Iterator[tuple[int, float]]:
         """(class, share of the kernels' time) of those that take enough of it, one per kernel, longest first."""
         shares = study.time_shares
+        which = which & ~study.communicates
         seen: set[str] = set()
         for row in np.argsort(-shares, kind="stable").tolist():
             name = study.of.names[row]
@@ -237,7 +240,7 @@ class FusionBoundary:
                 *_measured("instructions_per_cycle_ratio", study.activity.per_cycle, row),
             )
             found = self._finding(study, "low-occupancy", row, share, evidence, _FEWER[limiters[-1]])
-            yield _with_scope(found, resource="+".join(limiters))
+            yield _with_scope(found, limiter="+".join(limiters))
 
     def _tails(self, study: Study) -> Iterator[Finding]:
         tail = study.waves.tail_share
@@ -280,7 +283,7 @@ class FusionBoundary:
             evidence = (
                 *self._needs(study, row),
                 Evidence("pair_time_share", float(shares[row]), self.min_pair_time_share, "min_pair_time_share"),
-                Evidence("pairs_count", int(pairs.met_count[row]), self.min_pairs_count, "min_pairs_count"),
+                Evidence("met_count", int(pairs.met_count[row]), self.min_pairs_count, "min_pairs_count"),
                 Evidence("gap_ns", float(pairs.gap_ns[row])),
             )
             if verdict == "fits":

@@ -296,8 +296,8 @@ def scope(where: Mapping[str, str | int], width: int = 60) -> str:
             parts[key] = f"kernel {short_name(str(value), width)}"
         elif key == "next_kernel":
             parts[key] = f"then {short_name(str(value), width)}"
-        elif key == "resource":
-            parts[key] = f"short of {resources(str(value))}"
+        elif key in ("resource", "limiter"):
+            parts[key] = f"{'short of' if key == 'resource' else 'limited by'} {resources(str(value))}"
         elif key in ("link", "reason"):
             parts[key] = title(printable(str(value))) if key == "link" else printable(str(value))
         else:

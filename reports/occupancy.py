@@ -16,7 +16,7 @@ _CLASS_COLUMNS = ("kernel", "grid", "block", "device", "gpu_time_share", "regist
                   "occupancy_share", "limiter", "waves_ratio", "sm_active_share", "expected_sm_active_share",
                   "instructions_per_cycle_ratio", "utilisation_ratio", "tail_share", "active_blocks_count",
                   "unknown")  # fmt: skip
-_PAIR_COLUMNS = ("kernel", "next_kernel", "device", "pairs_count", "pair_time_share", "gap_ns", "verdict",
+_PAIR_COLUMNS = ("kernel", "next_kernel", "device", "met_count", "pair_time_share", "gap_ns", "verdict",
                  "thread_registers_share", "block_registers_share", "shared_sum_bytes", "shared_max_bytes",
                  "alone_occupancy_share", "fused_occupancy_share")  # fmt: skip
 

@@ -183,7 +183,7 @@ METRIC_TITLES: dict[str, str] = {
     "occupancy_share": "Occupancy",
     "one_wave_time_share": "Kernel time in at most one wave",
     "pair_time_share": "Both, of kernel time",
-    "pairs_count": "Times",
+    "met_count": "Times",
     "pairs_fits_count": "Neighbours that would fit into one kernel",
     "pairs_if_shared_count": "Neighbours that would fit with shared memory in common",
     "pairs_too_large_count": "Neighbours too large for one kernel",

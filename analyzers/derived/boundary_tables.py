@@ -37,6 +37,11 @@ class Study:
         return np.asarray(self.of.total_ns / max(int(self.of.total_ns.sum()), 1), np.float64)
 
     @property
+    def communicates(self) -> Bools:
+        """The classes whose kernels are those of a communication library, by their names."""
+        return np.array(["nccl" in name or "rccl" in name for name in self.of.names], bool)
+
+    @property
     def pair_shares(self) -> Floats:
         """Of each pair, its share of the kernels' time. A kernel between two others belongs to two pairs."""
         return np.asarray(self.pairs.total_ns / max(int(self.of.total_ns.sum()), 1), np.float64)
@@ -111,7 +116,7 @@ def pair_table(study: Study, often: Bools, most: int) -> Columns:
         **{name: of.shape[name][pairs.first[rows]].tolist() for name in SHAPE},
         "device": of.device[pairs.first[rows]].tolist(),
         "next_kernel": [of.names[i] for i in pairs.second[rows]],
-        "pairs_count": pairs.met_count[rows].tolist(),
+        "met_count": pairs.met_count[rows].tolist(),
         "total_ns": pairs.total_ns[rows].tolist(),
         "pair_time_share": study.pair_shares[rows].tolist(),
         "gap_ns": pairs.gap_ns[rows].tolist(),

@@ -4,11 +4,14 @@ from typing import Any
 
 import pytest
 import tiny
+from contracts.test_analyzers import check_findings, check_metrics, check_tables
 from counted import counters, kernel_class
+from paths import ROOT
 
 from spikeprof.analyzers.base import Finding, Result
 from spikeprof.analyzers.fusion_boundary import FusionBoundary
 from spikeprof.analyzers.runner import run_one
+from spikeprof.profiler.importers import open_trace
 from spikeprof.profiler.trace import Trace
 
 H100 = {"name": "NVIDIA H100 80GB HBM3", "sm_arch": "sm_90", "sm_count": 132}
@@ -151,7 +154,7 @@ def test_what_takes_little_time_is_not_named() -> None:
 def test_a_large_grid_of_blocks_that_fill_their_sm_little() -> None:
     result = asked(recorded(GEMM | {"grid_x": 132}))
     one = finding(result, "low-occupancy")
-    assert one.scope["resource"] == "registers+shared_memory"
+    assert one.scope["limiter"] == "registers+shared_memory"
     assert values_of(one)["occupancy_share"] == 12 / 64
     assert values_of(one)["active_warps_count"] == 12
     assert rules(asked(recorded(GEMM))) == []  # less than a wave: its grid is what is small
@@ -270,7 +273,7 @@ def test_two_small_kernels_would_fit_into_one() -> None:
     other = SMALL | {"name": "other", "registers_count": 40, "block_x": 256, "shared_static_bytes": 1000}
     result = asked(recorded(*[SMALL, other] * 20), min_pairs_count=19)
     first, second = (row(result, "pairs", i) for i in (0, 1))
-    assert (first["kernel"], first["next_kernel"], first["pairs_count"], first["gap_ns"]) == ("small", "other", 20, 100)
+    assert (first["kernel"], first["next_kernel"], first["met_count"], first["gap_ns"]) == ("small", "other", 20, 100)
     assert first["verdict"] == "fits"
     # 72 registers a thread: 2,304 a warp, 8 warps of the larger block
     assert first["thread_registers_share"] == pytest.approx(72 / 255)
@@ -278,7 +281,7 @@ def test_two_small_kernels_would_fit_into_one() -> None:
     assert (first["shared_sum_bytes"], first["shared_max_bytes"]) == (1000, 1000)
     assert first["alone_occupancy_share"] == 0.75  # 40 registers: 48 warps
     assert first["fused_occupancy_share"] == pytest.approx(24 / 64)  # 7 warps a partition: 28, of which 3 blocks of 8
-    assert second["pairs_count"] == 19
+    assert second["met_count"] == 19
     assert first["pair_time_share"] == 1
     one = next(f for f in result.findings if f.rule == "fusion-fits")
     assert (one.scope["kernel"], one.scope["next_kernel"]) == ("small", "other")
@@ -328,7 +331,7 @@ def test_two_that_are_too_large_only_together() -> None:
 def test_what_is_not_right_after_is_no_neighbour() -> None:
     other = SMALL | {"name": "other"}
     ask: dict[str, Any] = {"min_pairs_count": 1}
-    assert asked(recorded(SMALL, other), **ask).tables["pairs"]["pairs_count"] == [1]
+    assert asked(recorded(SMALL, other), **ask).tables["pairs"]["met_count"] == [1]
     copy = [{"start_ns": 1100, "end_ns": 1150}]
     assert asked(recorded(SMALL, other, memory_ops=copy), **ask).tables["pairs"]["kernel"] == []
     assert asked(recorded(SMALL, other | {"stream": 8}), **ask).tables["pairs"]["kernel"] == []
@@ -336,8 +339,45 @@ def test_what_is_not_right_after_is_no_neighbour() -> None:
     assert asked(recorded(SMALL, other), min_pairs_count=2).tables["pairs"]["kernel"] == []
 
 
+def test_kernels_of_a_communication_library_take_few_sms_on_purpose() -> None:
+    all_reduce = SMALL | {
+        "name": "ncclDevKernel_AllReduce_Sum_f16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+        "grid_x": 16,
+    }
+    result = asked(recorded(*[SMALL, all_reduce] * 20))
+    assert rules(result) == []
+    assert result.tables["pairs"]["kernel"] == []
+    assert len(result.tables["classes"]["kernel"]) == 2
+
+
 def test_a_pair_of_which_one_is_not_known() -> None:
     result = asked(recorded(SMALL, SMALL | {"name": "other", "registers_count": 0}), min_pairs_count=1)
     found = row(result, "pairs")
     assert (found["verdict"], found["lacking"], found["fused_occupancy_share"]) == ("unknown", "", None)
     assert [r for r in rules(result) if r.startswith("fusion")] == []
+
+
+# -- real recordings -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["h200_eager_decode", "h200_graph_decode"])
+def test_sample_traces(name: str) -> None:
+    result = asked(open_trace(ROOT / "sample_traces" / name))
+    check_metrics(result)
+    check_tables(result)
+    check_findings(FusionBoundary(), result)
+    table = result.tables["classes"]
+    gemm = row(result, number=table["kernel"].index("nvjet_sm90_hsh_8x64_64x16_2x1_v_bz_TNN"))
+    # 168 registers, 384 threads, 164,308 bytes; a grid of 2 × 64 on 132 SMs
+    assert (gemm["active_blocks_count"], gemm["occupancy_share"]) == (1, 12 / 64)
+    assert gemm["limiter"] == "registers+shared_memory"
+    assert gemm["expected_sm_active_share"] == pytest.approx(128 / 132)
+    assert gemm["low_sm_active_share"] < gemm["sm_active_share"] < gemm["expected_sm_active_share"]
+    assert 0.4 < gemm["instructions_per_cycle_ratio"] < 0.5
+    room = (1 - 64_512 / 65_536) ** 2
+    assert gemm["utilisation_ratio"] == pytest.approx(12 / 64 * gemm["instructions_per_cycle_ratio"] * room)
+    assert result.metric("known_time_share") == 1
+    # What was measured is below what theory lets expect, for SMs and for warps.
+    for measured_name in ("sm_active_share", "held_warps_share"):
+        assert 0 < (result.metric(measured_name) or 0) < (result.metric(f"expected_{measured_name}") or 0)
+    assert {"small-grid", "fusion-fits", "fusion-too-large"} <= set(rules(result))

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import csv
+import gzip
+import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+from paths import SHARED, needs_shared
 
 from spikeprof.analyzers.derived.intervals import Ints, ints
 from spikeprof.analyzers.derived.occupancy import REASONS, Occupancy, Shapes, occupancy, waves
@@ -187,3 +191,27 @@ def test_waves_that_are_not_known() -> None:
         waves(fits, grid, ints([4]), cluster=ints([100])),  # no room for one cluster
     ):
         assert all(np.isnan(part).all() for part in found)
+
+
+# -- what torch.profiler says ------------------------------------------------------------------------------------------
+
+
+@needs_shared
+@pytest.mark.parametrize(
+    ("name", "arch", "count"),
+    [("nccl_data", "sm_80", 100), ("resnet_kineto", "sm_75", 50), ("linear_kineto", "sm_75", 5)],
+)
+def test_it_is_what_torch_profiler_estimated_where_it_was_recorded(name: str, arch: str, count: int) -> None:
+    """Its estimate, in percent: blocks that fit, or all that there are, by threads. Above 48 KB it says 0, wrongly."""
+    (path,) = (SHARED / "traces").glob(f"**/{name}.json.gz")
+    with gzip.open(path) as file:
+        data = json.load(file)
+    sms = next(one["numSms"] for one in data["deviceProperties"])
+    events = [e["args"] for e in data["traceEvents"] if "est. achieved occupancy %" in e.get("args", {})]
+    known = [a for a in events if a.get("shared memory", 49_153) <= 49_152]
+    threads = [math.prod(a["block"]) for a in known]
+    found = of(arch, *((t, a["registers per thread"], a["shared memory"]) for t, a in zip(threads, known, strict=True)))
+    there = np.array([math.prod(a["grid"]) / sms for a in known])
+    mine = np.minimum(found.blocks, there) * threads / (found.max_warps * 32) * 100
+    assert len(known) >= count
+    assert np.abs(mine - [a["est. achieved occupancy %"] for a in known]).max() <= 0.5

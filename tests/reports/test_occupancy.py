@@ -91,6 +91,11 @@ def test_findings_name_both_kernels_and_what_is_short() -> None:
     assert "Expected SM active 33.3 % (limit 50 %; modelled); SM active 25.0 %; Blocks 44" in text
 
 
+def test_a_scope_says_what_limits() -> None:
+    where = {"kernel": "gemm", "block_x": 384, "limiter": "registers+shared_memory"}
+    assert fmt.scope(where) == "kernel gemm, block 384, limited by registers and shared memory"
+
+
 def test_what_is_not_known_has_no_table() -> None:
     unknown = answer(registers_count=0)
     assert occ.summary(unknown) == ""
