@@ -15,8 +15,8 @@ within ``max_bounds_ratio``, U is not given.
 
 What fusing two neighbours would need is an upper bound: registers of both threads together, the larger of the blocks,
 shared memory of both. Whether the second reads what the first writes is not known here. Only what takes at least
-``min_time_share`` (two neighbours: ``min_pair_time_share``) of the kernels' time is named by a rule, and no kernel of
-NCCL or RCCL: they take few SMs on purpose.
+``min_time_share`` (two neighbours: ``min_pair_time_share``) of the kernels' time is named by a rule, and no kernel
+that by its name moves data between GPUs (NCCL, all-reduce and the like): these take few SMs on purpose.
 
 small-grid
 ----------
@@ -105,6 +105,7 @@ _FEWER = {
     "warps": "Choose a block size that divides the threads of an SM.",
     "blocks": "Use larger blocks: an SM has no slots for more of these.",
 }
+_BOTH = "Use fewer registers and less shared memory: less of one alone changes nothing."
 _TOO_LARGE = "Keep the two apart, or fuse them with smaller tiles."
 _ALONE = "Keep the two apart: one is too large by itself, and has room in its prologue or epilogue at most."
 
@@ -239,7 +240,8 @@ class FusionBoundary:
                 Evidence("shared_bytes", int(study.of.shapes.shared_bytes[row])),
                 *_measured("instructions_per_cycle_ratio", study.activity.per_cycle, row),
             )
-            found = self._finding(study, "low-occupancy", row, share, evidence, _FEWER[limiters[-1]])
+            action = _BOTH if {"registers", "shared_memory"} <= set(limiters) else _FEWER[limiters[-1]]
+            found = self._finding(study, "low-occupancy", row, share, evidence, action)
             yield _with_scope(found, limiter="+".join(limiters))
 
     def _tails(self, study: Study) -> Iterator[Finding]:

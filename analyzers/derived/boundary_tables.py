@@ -17,6 +17,9 @@ from spikeprof.analyzers.derived.occupancy import REASONS, Occupancy, Waves
 
 Columns = dict[str, list[Any]]
 
+#: What names of kernels that move data between GPUs hold, without underscores: of libraries, and of engines' own.
+_COMMUNICATION = ("nccl", "rccl", "nvshmem", "allreduce", "allgather", "reducescatter", "alltoall", "crossdevicereduce")
+
 _FITS_NOWHERE = "no SM of this architecture could hold such a block: the record or the limits are wrong"
 
 
@@ -38,8 +41,9 @@ class Study:
 
     @property
     def communicates(self) -> Bools:
-        """The classes whose kernels are those of a communication library, by their names."""
-        return np.array(["nccl" in name or "rccl" in name for name in self.of.names], bool)
+        """The classes whose kernels move data between GPUs, by their names."""
+        names = (name.casefold().replace("_", "") for name in self.of.names)
+        return np.array([any(word in name for word in _COMMUNICATION) for name in names], bool)
 
     @property
     def pair_shares(self) -> Floats:

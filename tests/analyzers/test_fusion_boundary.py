@@ -157,6 +157,9 @@ def test_a_large_grid_of_blocks_that_fill_their_sm_little() -> None:
     assert one.scope["limiter"] == "registers+shared_memory"
     assert values_of(one)["occupancy_share"] == 12 / 64
     assert values_of(one)["active_warps_count"] == 12
+    assert "registers and less shared memory" in one.recommendation
+    registers = asked(recorded(GEMM | {"grid_x": 132, "shared_dynamic_bytes": 0}))
+    assert finding(registers, "low-occupancy").recommendation.startswith("Use fewer registers per thread")
     assert rules(asked(recorded(GEMM))) == []  # less than a wave: its grid is what is small
     assert rules(asked(recorded(GEMM | {"grid_x": 132}), low_occupancy_share=0.18)) == []
 
@@ -339,12 +342,16 @@ def test_what_is_not_right_after_is_no_neighbour() -> None:
     assert asked(recorded(SMALL, other), min_pairs_count=2).tables["pairs"]["kernel"] == []
 
 
-def test_kernels_of_a_communication_library_take_few_sms_on_purpose() -> None:
-    all_reduce = SMALL | {
-        "name": "ncclDevKernel_AllReduce_Sum_f16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
-        "grid_x": 16,
-    }
-    result = asked(recorded(*[SMALL, all_reduce] * 20))
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ncclDevKernel_AllReduce_Sum_f16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+        "void vllm::cross_device_reduce_1stage<__half, 2>(vllm::RankData*)",
+        "void multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*, unsigned long)",
+    ],
+)
+def test_kernels_that_move_data_between_gpus_take_few_sms_on_purpose(name: str) -> None:
+    result = asked(recorded(*[SMALL, SMALL | {"name": name, "grid_x": 16}] * 20))
     assert rules(result) == []
     assert result.tables["pairs"]["kernel"] == []
     assert len(result.tables["classes"]["kernel"]) == 2
