@@ -134,7 +134,7 @@ class FusionBoundary:
         needs=("kernels",),
         wants=("devices", "memory_ops", "windows", "kernel_classes", "counters", "samples"),
         rules=(
-            Rule("small-grid", "A kernel leaves most SMs without work", "warning"),
+            Rule("small-grid", "A kernel leaves most SMs without work", "info"),
             Rule("low-occupancy", "SMs hold few warps of a kernel", "info"),
             Rule("tail-wave", "The last wave of blocks leaves much of the GPU empty", "warning"),
             Rule("idle-blocks", "SMs work less than the grid lets expect", "info"),
