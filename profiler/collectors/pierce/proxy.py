@@ -1,0 +1,232 @@
+"""A proxy in front of Redis that tells which look-ups hit and which missed.
+
+Every chunk is handed on as it comes, in both directions and byte for byte; a copy is looked into afterwards, for a
+bounded share of the time. Where that falls behind, connections cease to be followed until they are quiet, and the
+bytes are counted: traffic never waits for analysis. One connection of the upstream belongs to each client, so that
+AUTH, SELECT, MULTI, pub/sub and blocking commands need no help. Full buffers pause the other side's reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from spikeprof.profiler.collectors.pierce.conversation import Conversation, Found, ProxyCounts, TenantOf
+from spikeprof.profiler.collectors.pierce.link import Client, GuardedClient
+from spikeprof.profiler.errors import UsageError
+from spikeprof.profiler.lookups import Lookups, lookups, text_of
+
+#: How long copies are looked into before traffic is served again.
+_SLICE_S = 0.001
+#: Slices after which it is seen whether too much waits.
+_LOOK_AT_BYTES_EVERY = 8
+
+OnLookups = Callable[[Lookups], Awaitable[None]]
+#: Of a key: "pass" it to the upstream, answer "nil" at once, or refuse it since its pattern is at its "limit".
+Guard = Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyOptions:
+    """How the proxy runs."""
+
+    tenant_of: TenantOf = "none"
+    """What names the tenant of a look-up: nothing, the user of AUTH or HELLO, or the number of the database."""
+    hash_fields: bool = False
+    """Look-ups in hashes count per field, as ``key/field``, not per hash."""
+    upstream_tls: ssl.SSLContext | None = None
+    """Speak TLS to the upstream in this context."""
+    upstream_name: str | None = None
+    """The name to hold the upstream's certificate against, where it is not the host."""
+    connect_timeout_s: float = 3.0
+    """A client gets an error when the upstream cannot be reached in this time."""
+    batch_s: float = 0.05
+    """Look-ups are handed over at most this often."""
+    held_lookups_max: int = 1_000_000
+    """Look-ups that wait for a busy receiver; further ones are dropped and counted."""
+    analysis_every_s: float = 0.02
+    """Copies are looked into this long after they were made, so that several are looked into at once."""
+    analysis_share_max: float = 0.5
+    """Looking into copies takes at most this share of the time, in slices between which traffic is served."""
+    unread_bytes_max: int = 32 << 20
+    """Copies that wait to be looked into; with more, connections cease to be followed."""
+    quiet_s: float = 0.05
+    """Such a connection is followed again after a pause as long as this, once every command was answered."""
+
+
+class Proxy:
+    """Listens for clients of the upstream, on loopback unless told otherwise.
+
+    ``on_lookups`` is awaited with each batch; while it runs, look-ups are collected. ``guard`` is asked of each key
+    that is looked up outside MULTI, before the command is sent; without one, nothing is ever held back. Where a
+    client has not shown that the upstream serves it, the guard is not asked: it must not replace authentication.
+    """
+
+    def __init__(
+        self,
+        listen: Address,
+        upstream: Address,
+        on_lookups: OnLookups,
+        guard: Guard | None = None,
+        options: ProxyOptions | None = None,
+    ) -> None:
+        self.listen = listen
+        self.upstream = upstream
+        self.guard = guard
+        self.options = options or ProxyOptions()
+        self.found = Found()
+        self._slices = 0
+        self._counts = ProxyCounts()
+        self._on_lookups = on_lookups
+        self._server: asyncio.Server | None = None
+        self._clients: set[Client] = set()
+        self._waiting: deque[Client] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing = asyncio.Event()
+        self._handing_over: asyncio.Task[None] | None = None
+
+    @property
+    def counts(self) -> ProxyCounts:
+        """What was seen and left out so far: a copy."""
+        return replace(self._counts)
+
+    @property
+    def live_counts(self) -> ProxyCounts:
+        """The counts themselves, for the connections to add to."""
+        return self._counts
+
+    async def start(self) -> None:
+        """Listen. With port 0 a free one is taken, and ``listen`` says which. Raises UsageError where that fails."""
+        loop = asyncio.get_running_loop()
+        kind = Client if self.guard is None else GuardedClient
+        try:
+            self._server = await loop.create_server(lambda: kind(self), self.listen.host, self.listen.port)
+        except OSError as error:
+            raise UsageError(
+                f"cannot listen on {self.listen}: {error.strerror or error}; choose another address with --listen"
+            ) from error
+        self.listen = Address(self.listen.host, self._server.sockets[0].getsockname()[1])
+        self._handing_over = loop.create_task(self._hand_over())
+
+    async def close(self) -> None:
+        """Stop listening, end all connections, and hand over what was found."""
+        if self._server is not None:
+            self._server.close()
+        for client in list(self._clients):
+            client.abort()
+        self._closing.set()
+        if self._handing_over is not None:
+            await self._handing_over
+            self._handing_over = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._waiting:
+            self._waiting.popleft().analyse(float("inf"))
+        self._counts.dropped_lookups += self.found.drop_beyond(self.options.held_lookups_max)
+        await self._batch()
+
+    # -- what connections call ---------------------------------------------------------------------------------------
+
+    def opened(self, client: Client) -> Conversation:
+        """A client has come."""
+        self._clients.add(client)
+        self._counts.connections += 1
+        self._counts.open_connections += 1
+        conversation = Conversation(self._counts, self.options.tenant_of, self.options.hash_fields)
+        conversation.found = self.found
+        return conversation
+
+    def closed(self, client: Client) -> None:
+        """A client has gone."""
+        if client in self._clients:
+            self._clients.discard(client)
+            self._counts.open_connections -= 1
+
+    def enqueue(self, client: Client) -> None:
+        """A client has copies to be looked into."""
+        self._waiting.append(client)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self.options.analysis_every_s, self._analyse)
+
+    # -- analysis ----------------------------------------------------------------------------------------------------
+
+    def _analyse(self) -> None:
+        options, waiting = self.options, self._waiting
+        self._slices += 1
+        if self._slices % _LOOK_AT_BYTES_EVERY == 1:
+            self._fall_behind()
+        until_s = time.perf_counter() + _SLICE_S
+        while waiting and time.perf_counter() < until_s:
+            client = waiting.popleft()
+            if not client.analyse(until_s):
+                waiting.append(client)
+        self._counts.dropped_lookups += self.found.drop_beyond(options.held_lookups_max)
+        self._timer = None
+        if waiting:
+            pause_s = _SLICE_S * (1 / options.analysis_share_max - 1)
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self._analyse)
+
+    def _fall_behind(self) -> None:
+        """Where too much waits, give up the connections that have most to read, and follow the others."""
+        sizes = {client: client.unread_bytes for client in self._waiting}
+        total = sum(sizes.values())
+        if total <= self.options.unread_bytes_max:
+            return
+        for client in sorted(sizes, key=sizes.__getitem__, reverse=True):
+            client.give_up()
+            total -= sizes[client]
+            if total <= self.options.unread_bytes_max // 2:
+                break
+
+    # -- handing over ------------------------------------------------------------------------------------------------
+
+    async def _hand_over(self) -> None:
+        while not self._closing.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), self.options.batch_s)
+            await self._batch()
+
+    async def _batch(self) -> None:
+        if not self.found.keys:
+            return
+        batch = as_lookups(*self.found.take())
+        self._counts.lookups += len(batch)
+        try:
+            await self._on_lookups(batch)
+        except Exception:  # whatever the receiver does wrong, traffic goes on
+            self._counts.receiver_errors += 1
+
+
+def as_lookups(keys: list[bytes], hits: list[bool], runs: list[tuple[int, str, float]]) -> Lookups:
+    """What was found as one batch; how long entries live is not known to a proxy."""
+    binary = pa.array(keys, pa.binary())
+    try:
+        texts = binary.cast(pa.string())
+    except pa.ArrowInvalid:  # not UTF-8
+        texts = pa.array([text_of(key) for key in keys], pa.string())
+    starts, tenants, ts_s = zip(*runs, strict=True)
+    lengths = np.diff([*starts, len(keys)])
+    names = pa.array(tenants, pa.string()).dictionary_encode()
+    codes = np.repeat(names.indices.to_numpy(), lengths)
+    column = pa.DictionaryArray.from_arrays(pa.array(codes), names.dictionary)
+    return lookups(np.repeat(ts_s, lengths), texts, np.array(hits, np.bool_), tenants=column)
