@@ -144,13 +144,25 @@ class Baselines:
             reference_rate = self._reference[2] / self._reference[1]
         qps = np.fmin(self._short[0], np.where(self._taken_count > 0, self._reference[0], np.nan))
         rate = np.fmin(self._short[1], reference_rate)
-        learned = self._taken_count * self._options.baseline_cell_s >= self._options.cold_start_s
-        learned |= ~np.isnan(self._kept_rates[0])
+        learned = self.learned()
         overall = self.overall_miss_rate(learned)
         looked_up = np.nansum(self._history[1], axis=1)
         is_sparse = (looked_up < _MIN_LOOKUPS_COUNT) & np.isnan(self._kept_rates[0])
         rate = np.where(is_sparse, np.fmax(rate, overall), rate)
         return qps, rate, learned & ~np.isnan(rate) & ~np.isnan(qps)
+
+    def learned(self) -> Flags:
+        """Rows that were learned for ``cold_start_s``, or by an earlier run, [rows]."""
+        learned_s = self._taken_count * self._options.baseline_cell_s
+        return np.asarray((learned_s >= self._options.cold_start_s) | ~np.isnan(self._kept_rates[0]))
+
+    def merge(self, row: int, into: int) -> None:
+        """From now on row ``into`` counts what ``row`` counts, too: expect its usual look-ups there as well."""
+        usual = np.nanmean(self._history[:, row], axis=1)
+        self._history[:, into] += usual[:, None]
+        self._reference[:, into] += self._reference[:, row]
+        self._kept_rates[0, into] += usual[0]
+        self._update_short()
 
     def overall_miss_rate(self, learned: Flags) -> float:
         """The miss rate of all learned rows together, by their references; NaN where there is none."""

@@ -80,7 +80,7 @@ class Detector:
             return []
         chains = [self._book.chain(tenants[i], patterns[i], float(starts_s[i])) for i in chosen]
         self._judge.grow()
-        is_young = self._judge.is_young(np.array([chain[0] for chain in chains]), starts_s[chosen])
+        is_young = self._judge.is_young(np.array([chain[0] for chain in chains]))
         chains = [(chain[0], 0) if young else chain for chain, young in zip(chains, is_young.tolist(), strict=True)]
         of = np.repeat(chosen, [len(chain) for chain in chains])
         rows = np.concatenate([np.array(chain, np.int64) for chain in chains])
@@ -140,7 +140,7 @@ class Detector:
         """Take in look-ups of a few seconds."""
         judge = self._judge
         facts = self._history.classify(batch, hashes, self.known)
-        rows, look_ups = targets(places, judge.is_young(places.patterns, batch.ts_s))
+        rows, look_ups = targets(places, judge.is_young(places.patterns))
         judge.samples.take(batch, facts, rows, look_ups)
         alerts = []
         for cell, part in tally(batch, facts, cells, rows, look_ups).by_cell():

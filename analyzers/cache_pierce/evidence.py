@@ -28,9 +28,9 @@ class Facts:
     """What each of n look-ups says: bool [n], all False for hits, except ``filled``.
 
     ``existing``: the key is known, or hit before and missing for at most ``refill_s``; ``first_seen``: never seen
-    before; ``repeated``: its last look-up missed, too; ``nowhere``: KnownKeys rules it out; ``filled`` int32 [n]: so many
-    misses in a row of a key never hit before end with this hit. ``candidates``: one look-up (its index) of each key
-    missed often in a row by now, with how often, and since when.
+    before; ``repeated``: its last look-up missed, too; ``nowhere``: KnownKeys rules it out; ``filled`` int32 [n]: so
+    many misses in a row of a key never hit before end with this hit. ``candidates``: one look-up (its index) of each
+    key missed often in a row by now, with how often, and since when.
     """
 
     existing: Flags

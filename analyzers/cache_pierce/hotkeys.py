@@ -119,14 +119,17 @@ class HotKeys:
         """A key to follow."""
         return Followed(key, tenant, pattern, since_s, np.zeros(self._ring_count), np.zeros(self._ring_count))
 
-    def move_to(self, now_s: float) -> KeyMoves:
-        """Event time has come to ``now_s``: which keys are hot and missing now, and which no longer."""
+    def move_to(self, now_s: float, covered: frozenset[tuple[str, str]] = frozenset()) -> KeyMoves:
+        """Event time has come to ``now_s``: which keys are hot and missing now, and which no longer.
+
+        None is raised for the tenants and patterns in ``covered``: another alert is about all of their keys.
+        """
         moves = KeyMoves()
         cell = int(now_s // self.cell_s)
         if not self._is_begun or cell <= self._newest:
             return moves
         for hashed, key in list(self._followed.items()):
-            self._decide(hashed, key, moves)
+            self._decide(hashed, key, moves, (key.tenant, key.pattern) in covered)
             for new in range(max(self._newest + 1, cell - self._ring_count + 1), cell + 1):
                 key.lookups[new % self._ring_count] = 0
                 key.misses[new % self._ring_count] = 0
@@ -136,22 +139,22 @@ class HotKeys:
         self._sorted = np.sort(np.fromiter(self._followed, np.uint64, len(self._followed)))
         return moves
 
-    def _decide(self, hashed: int, key: Followed, moves: KeyMoves) -> None:
+    def _decide(self, hashed: int, key: Followed, moves: KeyMoves, is_covered: bool) -> None:
         """Decide about one key, over the ``hot_key_s`` that end with the newest cell."""
         cells = np.arange(self._newest - _CELLS_COUNT + 1, self._newest + 1) % self._ring_count
         lookups, misses = float(key.lookups[cells].sum()), float(key.misses[cells].sum())
         is_missing = misses > self._options.hot_key_miss_rate * lookups
         is_hot = is_missing and lookups >= self._options.hot_key_min_lookups_count
         is_long = (self._newest + 1) * self.cell_s - key.since_s >= self._options.hot_key_s
-        if not key.alerting:
-            if is_hot and is_long and self._has_room(key):
-                key.alerting, key.quiet_cells = True, 0
-                moves.raised.append(hashed)
-            return
         now = self._newest % self._ring_count
         quiet = key.misses[now] <= self._options.hot_key_miss_rate * key.lookups[now]  # no look-ups: quiet, too
         key.quiet_cells = key.quiet_cells + 1 if quiet else 0
-        if key.quiet_cells * self.cell_s >= self._options.recover_s:
+        if not key.alerting:
+            lasts = key.quiet_cells * self.cell_s < self._options.recover_s / 2
+            if is_hot and is_long and lasts and not is_covered and self._has_room(key):
+                key.alerting = True
+                moves.raised.append(hashed)
+        elif key.quiet_cells * self.cell_s >= self._options.recover_s:
             key.alerting, key.since_s = False, (self._newest + 1) * self.cell_s
             moves.recovered.append(hashed)
 

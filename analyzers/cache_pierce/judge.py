@@ -22,7 +22,7 @@ from spikeprof.analyzers.cache_pierce.decide import Decider
 from spikeprof.analyzers.cache_pierce.hotkeys import HotKeys
 from spikeprof.analyzers.cache_pierce.model import Alert, Evidence, Kind
 from spikeprof.analyzers.cache_pierce.options import Options
-from spikeprof.analyzers.cache_pierce.series import NO_ROW, PATTERN, SeriesBook
+from spikeprof.analyzers.cache_pierce.series import ALL, NO_ROW, PATTERN, TENANT, SeriesBook
 from spikeprof.analyzers.cache_pierce.sketch import DistinctCounts
 from spikeprof.analyzers.cache_pierce.tally import Tally
 from spikeprof.analyzers.cache_pierce.windows import Column, Windows
@@ -53,7 +53,7 @@ class Judge:
         self._dirty: int | None = None  # the oldest closed cell that look-ups came in for since it was
         self._parents: Ints = np.zeros(0, np.int64)
         self._born_s: Floats = np.zeros(0)
-        self._is_new: Flags = np.zeros(0, np.bool_)  # patterns without a baseline of an earlier run
+        self._is_young: Flags = np.zeros(0, np.bool_)  # patterns that do not count for wider rows yet
         # so many empty cells later, nothing changes any more
         self._idle_cells = kept_cells + round((options.recover_s + options.hot_key_s) / options.cell_s)
 
@@ -66,10 +66,9 @@ class Judge:
         """Rows that an alert is about."""
         return frozenset(np.flatnonzero(self.decider.alerting).tolist())
 
-    def is_young(self, rows: Ints, ts_s: Floats) -> Flags:
-        """Whether the pattern in row ``rows[i]`` is still being learned at ``ts_s[i]``, bool [n]; NO_ROW is not."""
-        is_young = self._is_new[rows] & (ts_s - self._born_s[rows] < self.options.cold_start_s)
-        return np.asarray(is_young & (rows != NO_ROW))
+    def is_young(self, rows: Ints) -> Flags:
+        """Whether the pattern in row ``rows[i]`` is new among others, and still learned, bool [n]; NO_ROW is not."""
+        return np.asarray(self._is_young[rows] & (rows != NO_ROW))
 
     def grow(self) -> None:
         """Take over the rows of the book that are new, or another pattern's now."""
@@ -83,7 +82,7 @@ class Judge:
             part.grow(count)
         self._parents = np.fromiter((row.parent for row in rows), np.int64, count)
         self._born_s = np.fromiter((row.born_s for row in rows), np.float64, count)
-        self._is_new = np.concatenate([self._is_new, np.zeros(count - had, np.bool_)])
+        self._is_young = np.concatenate([self._is_young, np.zeros(count - had, np.bool_)])
         for at in fresh:
             row = rows[at]
             self.windows.clear(at)
@@ -91,7 +90,7 @@ class Judge:
             self.samples.forget(at)
             self.baselines.begin(at, row.tenant, row.pattern, row.born_s)
             self.decider.begin(at, row.level, row.born_s)
-            self._is_new[at] = row.level == PATTERN and not self.baselines.is_kept(at)
+            self._is_young[at] = self._comes_late(at) and not self.baselines.is_kept(at)
         self.decider.set_limits(self.baselines, self._born_s, self.now_s)
 
     def restart(self, cell: int) -> None:
@@ -173,9 +172,27 @@ class Judge:
             return int(was_at * cell_s // step_s) != int(cell * cell_s // step_s)
 
         if passes(self.options.baseline_cell_s) and self.baselines.close(cell * cell_s, self._born_s):
+            self._grow_up()
             self.decider.set_limits(self.baselines, self._born_s, cell * cell_s)
         if passes(_DISTINCT_S):
             self.distinct.turn()
+
+    def _comes_late(self, row: int) -> bool:
+        """Whether the row is a pattern that came to a tenant already learned."""
+        tenant = self._parents[row]
+        while self.book.rows[tenant].level not in (TENANT, ALL):
+            tenant = self._parents[tenant]
+        age_s = self._born_s[row] - self._born_s[tenant]
+        return self.book.rows[row].level == PATTERN and age_s >= self.options.cold_start_s
+
+    def _grow_up(self) -> None:
+        """Patterns that were learned long enough count for the wider rows from now on, which must expect them."""
+        for row in np.flatnonzero(self._is_young & self.baselines.learned()).tolist():
+            self._is_young[row] = False
+            above = int(self._parents[row])
+            while above > 0:
+                self.baselines.merge(row, above)
+                above = int(self._parents[above])
 
     def _taint(self, is_odd: Flags, cell: int) -> None:
         """Keep what is odd out of the baselines of its rows and of all that are wider."""
@@ -227,7 +244,8 @@ class Judge:
         return [self.active.raise_alert("illegal-keys", 0, EVERYWHERE, times_s, evidence, keys, top)]
 
     def _hot_keys(self, now_s: float) -> list[Alert]:
-        moves = self.hot_keys.move_to(now_s)
+        covered = ((self.book.rows[row].tenant, self.book.rows[row].pattern) for row in self.busy())
+        moves = self.hot_keys.move_to(now_s, frozenset(covered))
         alerts = []
         for hashed in moves.raised:
             key = self.hot_keys.get(hashed)

@@ -48,7 +48,8 @@ class Alert:
     ``ts_s`` is event time (Unix seconds) as far as it had come when this was decided; ``since_s`` when the first
     look-ups that it is about were made, as far as seen. ``tenant`` and ``pattern`` are ``EVERY`` for illegal-keys;
     ``keys`` is a sample of the keys (whole keys up to ``sample_key_chars_count``; of hot-missing-key the key itself).
-    ``alert_id`` is the same from raised to recovered, and of no other. ``top`` says where most of it comes from (illegal-keys).
+    ``alert_id`` is the same from raised to recovered, and of no other. ``top`` says where most of it comes from
+    (illegal-keys).
     """
 
     kind: Kind
