@@ -29,6 +29,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.shared_memory import SharedMemory
+from numbers import Integral
 from pathlib import Path
 
 import torch
@@ -43,6 +44,7 @@ _HEAD_BYTES = 128  # the state's byte, then the head at 8; data behind it begin 
 _HEAD_AT = 8
 _DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
            torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool)  # fmt: skip
+_MOST = 1 << 63  # what the head's integers are below
 _PEER = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -177,11 +179,13 @@ class End:
     async def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> Slot:
         """A slot to write a tensor of this shape into; waits while none is free.
 
-        Raises ValueError for a tensor that no slot can hold, PeerGone when the other side is gone.
+        Raises ValueError for a shape, dtype or size that no slot can hold, PeerGone when the other side is gone.
         """
         kind = _DTYPES.index(dtype) if dtype in _DTYPES else -1
         check(kind >= 0, f"dtype is {dtype}: a pipe takes {', '.join(str(known) for known in _DTYPES)}")
         check(len(shape) <= _MAX_DIMS, f"shape has {len(shape)} dimensions: a pipe takes at most {_MAX_DIMS}")
+        check(all(isinstance(size, Integral) and 0 <= size < _MOST for size in shape),
+              f"shape is {list(shape)}: sizes must be whole numbers, 0 or more")  # fmt: skip
         need = math.prod(shape) * dtype.itemsize
         check(need <= self._address.slot_bytes, f"shape {list(shape)} of {dtype} needs {need} bytes: a slot has "
               f"{self._address.slot_bytes}")  # fmt: skip
@@ -198,6 +202,7 @@ class End:
         def leave(state: int, tag: int) -> None:
             nonlocal is_left
             check(not is_left, "the slot was sent or dropped already")
+            check(isinstance(tag, Integral) and -_MOST <= tag < _MOST, f"tag is {tag!r}: it must be an int of 64 bits")
             if self._is_closed:
                 raise PeerGone("this end was closed")
             is_left = True
@@ -211,10 +216,12 @@ class End:
         slot = await self.reserve(tuple(tensor.shape), tensor.dtype)
         try:
             slot.tensor.copy_(tensor)
+            slot.send(tag)
+        except PeerGone:
+            raise
         except BaseException:
             slot.drop()
             raise
-        slot.send(tag)
 
     async def receive(self) -> Message:
         """The next message, in the order of reserving. What was sent before the other side went is still received.

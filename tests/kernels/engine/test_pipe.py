@@ -296,3 +296,34 @@ def test_sizes_that_cannot_be() -> None:
                 await here.reserve((1,) * 9, torch.uint8)
 
     run(main)
+
+
+@pytest.mark.parametrize("shape", [(-1,), (-1, -2), (1.5,), (0, 1 << 63)], ids=str)
+def test_a_shape_that_cannot_be_takes_no_slot(shape: tuple[int, ...]) -> None:
+    async def main() -> None:
+        async with pair(slots=1) as (here, there):
+            with pytest.raises(ValueError, match=r"shape is \[.*\]: sizes must be whole numbers, 0 or more"):
+                await here.reserve(shape, torch.int64)
+            await here.send(torch.ones(2), 5)
+            assert (await there.receive()).tag == 5
+
+    run(main)
+
+
+@pytest.mark.parametrize("tag", [1 << 63, 1.5])
+def test_a_tag_that_cannot_be_leaves_the_slot_to_be_sent_or_dropped(tag: int) -> None:
+    async def main() -> None:
+        async with pair(slots=3) as (here, there):
+            slot = await here.reserve((1,), torch.int64)
+            with pytest.raises(ValueError, match=r"tag is .*: it must be an int of 64 bits"):
+                slot.send(tag)
+            with pytest.raises(ValueError, match=r"tag is .*: it must be an int of 64 bits"):
+                await here.send(torch.ones(1), tag)
+            slot.tensor.fill_(3)
+            slot.send(-1)
+            await here.send(torch.ones(1), 7)
+            with await there.receive() as first:
+                assert (first.tag, first.tensor.tolist()) == (-1, [3])
+            assert (await there.receive()).tag == 7
+
+    run(main)
