@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,11 +155,11 @@ class PageTable:
     def _checked(self, new: Sequence[tuple[int, int]]) -> list[_Held]:
         check(len(new) > 0, "new is empty: a plan needs a sequence")
         check(len({sequence for sequence, _ in new}) == len(new), f"new names a sequence twice: {list(new)}")
-        helds = []
+        helds: list[_Held] = []
         for sequence, count in new:  # of every step: a text is made only where it is raised
             held = self._of(sequence)
-            if count < 1:
-                raise ValueError(f"new tokens of sequence {sequence} are {count}: 1 at least")
+            if not isinstance(count, Integral) or count < 1:
+                raise ValueError(f"new tokens of sequence {sequence} are {count}: a whole number, 1 at least")
             if held.length + count > self.max_tokens:
                 raise ValueError(
                     f"sequence {sequence} would have {held.length} + {count} tokens, max_tokens is {self.max_tokens}"

@@ -181,7 +181,8 @@ def test_more_sequences_than_can_be():
     [
         ([], ValueError, "new is empty"),
         ([(1, 1), (1, 2)], ValueError, "names a sequence twice"),
-        ([(1, 0)], ValueError, "new tokens of sequence 1 are 0: 1 at least"),
+        ([(1, 0)], ValueError, "new tokens of sequence 1 are 0: a whole number, 1 at least"),
+        ([(1, 1.5)], ValueError, "new tokens of sequence 1 are 1.5: a whole number, 1 at least"),
         ([(1, 21)], ValueError, r"sequence 1 would have 0 \+ 21 tokens, max_tokens is 20"),
         ([(5, 1)], IndexError, "sequence 5 is not there: begin it first"),
     ],
@@ -191,6 +192,7 @@ def test_plans_that_cannot_be(new, error, text):
     pages.begin(1, ())
     with pytest.raises(error, match=text):
         pages.plan(new)
+    assert (pages.length(1), pages.free_pages_count) == (0, pages.pages)
 
 
 def test_other_arguments_that_cannot_be():
