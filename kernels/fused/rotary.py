@@ -39,9 +39,9 @@ def rotary_table(
 def rotary(q: Tensor, k: Tensor, positions: Tensor, table: Tensor, *, path: str = "auto") -> Rotated:
     """q [tokens, heads, head_dim] and k [tokens, kv_heads, head_dim], turned by ``positions`` [tokens], int32 or int64.
 
-    ``table`` is of ``rotary_table``. A position that it lacks gives NaN, or on torch's path torch's own error, for the
-    positions are on the device and nothing waits for them. Raises ValueError for shapes, dtypes and devices that do not
-    fit.
+    ``table`` is of ``rotary_table``. A position that it lacks gives NaN on Triton's path and torch's own error on
+    torch's, where the positions are on a GPU and nothing waits for them; on the CPU torch's path raises IndexError.
+    Raises ValueError for shapes, dtypes and devices that do not fit.
     """
     _check(q, k, positions, table)
     path = chosen(path, q)
@@ -55,7 +55,12 @@ def rotary(q: Tensor, k: Tensor, positions: Tensor, table: Tensor, *, path: str 
 def rotary_unfused(q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> Rotated:
     """The same of separate operators."""
     _check(q, k, positions, table)
-    cos, sin = table[positions].unsqueeze(1).chunk(2, dim=-1)
+    if not positions.is_cuda:
+        low, high = int(positions.min()), int(positions.max())
+        if low < 0 or high >= len(table):
+            raise IndexError(f"positions reach from {low} to {high}: the table has 0 to {len(table) - 1}")
+    # Not table[positions]: a negative one would count from the table's end.
+    cos, sin = table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
     return Rotated(_turned(q, cos, sin), _turned(k, cos, sin), TORCH)
 
 
