@@ -7,6 +7,7 @@ are put together only where one is raised.
 from __future__ import annotations
 
 import math
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 HEAD_DIMS = range(16, 257, 16)
+HEAD_DIMS_TEXT = f"a multiple of {HEAD_DIMS.step} from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}"
 
 
 def checked_prefill(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, scale: float | None) -> float:
@@ -69,8 +71,7 @@ def _check_queries(q: Tensor) -> None:
         raise ValueError(f"q is {q.dtype}: it can be {', '.join(map(str, DTYPES))}")
     _check_rows("q", q)
     if q.shape[-1] not in HEAD_DIMS:
-        allowed = f"a multiple of {HEAD_DIMS.step} from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}"
-        raise ValueError(f"head_dim is {q.shape[-1]}: it must be {allowed}")
+        raise ValueError(f"head_dim is {q.shape[-1]}: it must be {HEAD_DIMS_TEXT}")
 
 
 def _check_keys(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -103,10 +104,10 @@ def _check_groups(heads: int, kv_heads: int) -> None:
 
 
 def _checked_options(q: Tensor, window: int | None, scale: float | None, splits: int | None) -> float:
-    if window is not None and window < 1:
-        raise ValueError(f"window is {window}: it must be at least 1 key, or None")
-    if splits is not None and splits < 1:
-        raise ValueError(f"splits is {splits}: it must be at least 1, or None to choose")
+    if window is not None and not (isinstance(window, Integral) and window >= 1):
+        raise ValueError(f"window is {window}: it must be a whole number of at least 1 key, or None")
+    if splits is not None and not (isinstance(splits, Integral) and splits >= 1):
+        raise ValueError(f"splits is {splits}: it must be a whole number of at least 1, or None to choose")
     if scale is None:
         return float(q.shape[-1] ** -0.5)
     if not (math.isfinite(scale) and scale > 0):

@@ -87,7 +87,9 @@ def _attend(
 ) -> Attended:
     _, kv_heads, page_size, _ = (keys if isinstance(keys, Tensor) else keys.values).shape
     capacity = page_size * (1 if table is None else table.shape[1])
-    tokens = capacity if window is None else min(window, capacity)
+    if window is not None:
+        window = min(window, capacity)  # also what int32 holds
+    tokens = window or capacity
     splits = splits or chosen_splits(q.shape[0], kv_heads, tokens)
     if path == TORCH:
         return _by_torch(q, keys, values, table, lengths, window, scale, splits)

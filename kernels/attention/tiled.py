@@ -40,6 +40,8 @@ def tiled_attention(
     """
     scale = checked_prefill(q, k, v, causal, window, scale)
     path = chosen(path, q)
+    if window is not None:
+        window = min(window, k.shape[2])  # also what int32 holds
     if path == TORCH:
         return Attended(*_by_torch(q, k, v, causal, window, scale), path)
     from spikeprof.kernels.attention.tiled_triton import tiled

@@ -96,14 +96,14 @@ def test_heads_share_keys(device_path, agree, heads, kv_heads):
     agree(decode_attention(q, k, v, lengths, path=path), reference(q, k, v, lengths))
 
 
-@pytest.mark.parametrize("window", [1, 50, 100, 1000])
+@pytest.mark.parametrize("window", [1, 50, 100, 1000, 2**40, 2**70])
 def test_window(device_path, agree, window):
     device, path = device_path
     q, k, v = made(4, 2, 1, 200, 16, device=device)
     lengths = counts([200, 0, 1, 99], device)
     for splits in (1, 3):
         got = decode_attention(q, k, v, lengths, window=window, splits=splits, path=path)
-        agree(got, reference(q, k, v, lengths, window=window))
+        agree(got, reference(q, k, v, lengths, window=min(window, 1000)))
 
 
 def test_what_is_not_valid_does_not_leak(device_path, agree):
@@ -146,8 +146,10 @@ def test_splits_are_chosen_by_shapes():
         ({"lengths": counts([9, 9]).long()}, "lengths is torch.int64: it must be torch.int32"),
         ({"lengths": counts([3, 10])}, "lengths reach from 3 to 10: they can be 0 to 9, the capacity"),
         ({"lengths": counts([-1, 3])}, "lengths reach from -1 to 3: they can be 0 to 9"),
-        ({"splits": 0}, "splits is 0: it must be at least 1, or None to choose"),
-        ({"window": -2}, "window is -2: it must be at least 1 key"),
+        ({"splits": 0}, "splits is 0: it must be a whole number of at least 1, or None to choose"),
+        ({"window": -2}, "window is -2: it must be a whole number of at least 1 key"),
+        ({"window": 2.5}, "window is 2.5: it must be a whole number"),
+        ({"splits": 1.5}, "splits is 1.5: it must be a whole number"),
         ({"scale": 0.0}, "scale is 0.0: it must be finite and greater than 0"),
         ({"path": "gpu"}, "path is 'gpu'"),
     ],

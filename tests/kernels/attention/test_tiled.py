@@ -74,7 +74,7 @@ def test_lengths(device_path, agree, lengths, causal):
     agree(tiled_attention(q, k, v, causal=causal, path=path), reference_attention(q, k, v, causal=causal))
 
 
-@pytest.mark.parametrize("window", [1, 7, 64, 100, 1000])
+@pytest.mark.parametrize("window", [1, 7, 64, 100, 1000, 2**40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_window(device_path, agree, window, dtype):
     device, path = device_path
@@ -179,7 +179,7 @@ def test_views_are_taken_as_they_are(device_path, agree):
         ({"k": torch.zeros(2, 2, 5, 32, device="meta")}, "k is on meta, q on cpu"),
         ({"v": torch.zeros(2, 2, 6, 32)}, r"v has shape \[2, 2, 6, 32\], \[2, 2, 5, 32\] is wanted"),
         ({"k": torch.zeros(2, 2, 0, 32), "v": torch.zeros(2, 2, 0, 32)}, "k has shape .* at least 1"),
-        ({"window": 0}, "window is 0: it must be at least 1 key, or None"),
+        ({"window": 0}, "window is 0: it must be a whole number of at least 1 key, or None"),
         ({"window": 4, "causal": False}, "window is 4 with causal=False"),
         ({"scale": -1.0}, "scale is -1.0: it must be finite and greater than 0"),
         ({"scale": math.nan}, "scale is nan"),
