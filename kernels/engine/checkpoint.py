@@ -28,6 +28,7 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _LENGTH = struct.Struct("<Q")
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_MAX_NAME_BYTES = 255  # of a file on Linux
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
@@ -138,7 +139,8 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(found, dict):
         raise CheckpointError(f"{index}: weight_map must be a JSON object")
     for name, file_name in found.items():
-        if not isinstance(file_name, str) or file_name != Path(file_name).name:
+        is_name = isinstance(file_name, str) and file_name == Path(file_name).name
+        if not is_name or len(file_name.encode(errors="replace")) > _MAX_NAME_BYTES:
             raise CheckpointError(f"{index}: tensor {name} is in {file_name!r}: it must be a file beside the index")
     return found
 
@@ -156,8 +158,9 @@ def _entries(path: Path, header: bytes) -> dict[str, Entry]:
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"{twice!r} is there twice")
     return found
 
 

@@ -136,6 +136,8 @@ def test_other_dtypes_and_shapes_are_told_by_tensor(tmp_path: Path) -> None:
         ("[]", "has no readable weight_map: TypeError"),
         ('{"weight_map": []}', "weight_map must be a JSON object"),
         ('{"weight_map": {"a": "../x.safetensors"}}', "tensor a is in '../x.safetensors': it must be a file beside"),
+        (json.dumps({"weight_map": {"a": 300 * "x"}}), "tensor a is in 'x+': it must be a file beside the index"),
+        (r'{"weight_map": {"a": "\ud800"}}', "shard is missing"),
         ('{"weight_map": {"a": 3}}', "tensor a is in 3: it must be a file beside"),
         ('{"weight_map": {"a": "gone.safetensors"}}', "shard is missing; .* has tensor a there"),
         ('{"weight_map": {"b": "x.safetensors"}}', "tensor b is missing; .* has it there"),
