@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from spikeprof.kernels.paths import check
 
+MODEL_TYPES = ("llama", "mistral")
 _POSITIVE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocabulary")
 
 
@@ -39,9 +42,12 @@ class ModelConfig:
         check(self.heads % self.kv_heads == 0, f"heads is {self.heads}: it must be a multiple of kv_heads, "
               f"{self.kv_heads}")  # fmt: skip
         check(self.head_dim % 2 == 0, f"head_dim is {self.head_dim}: rotary embedding needs an even one")
-        check(self.rope_theta > 0, f"rope_theta is {self.rope_theta}: it must be positive")
-        check(self.norm_eps > 0, f"norm_eps is {self.norm_eps}: it must be positive")
-        check(self.window is None or self.window > 0, f"window is {self.window}: it must be positive, or None")
+        for name in ("rope_theta", "norm_eps"):
+            value = getattr(self, name)
+            check(isinstance(value, float | int) and 0 < value < math.inf,
+                  f"{name} is {value!r}: it must be a positive number")  # fmt: skip
+        check(self.window is None or (isinstance(self.window, int) and self.window > 0),
+              f"window is {self.window!r}: it must be a positive integer, or None")  # fmt: skip
 
     @property
     def parameters_count(self) -> int:
@@ -69,7 +75,7 @@ PRESETS: Mapping[str, ModelConfig] = {
 
 def preset(name: str) -> ModelConfig:
     """The preset of this name. Raises ValueError where there is none."""
-    check(name in PRESETS, f"config is {name!r}: presets are {', '.join(PRESETS)}; or the path of a checkpoint")
+    check(name in PRESETS, f"model is {name!r}: presets are {', '.join(PRESETS)}; or the path of a checkpoint")
     return PRESETS[name]
 
 
@@ -89,6 +95,7 @@ def read_config(folder: Path) -> ModelConfig:
     _check_supported(path, found)
     try:
         heads = found["num_attention_heads"]
+        check(isinstance(heads, int) and heads > 0, f"num_attention_heads is {heads!r}: it must be a positive integer")
         return ModelConfig(
             layers=found["num_hidden_layers"],
             hidden=found["hidden_size"],
@@ -99,17 +106,22 @@ def read_config(folder: Path) -> ModelConfig:
             vocabulary=found["vocab_size"],
             tied=bool(found.get("tie_word_embeddings", False)),
             rope_theta=_rope_theta(found),
-            norm_eps=float(found.get("rms_norm_eps", 1e-6)),
+            norm_eps=found.get("rms_norm_eps", 1e-6),
             window=found.get("sliding_window") if found.get("use_sliding_window", True) else None,
         )
     except KeyError as error:
         raise ValueError(f"{path}: the key {error} is missing") from None
-    except (TypeError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
 
 
 def _check_supported(path: Path, found: Mapping[str, object]) -> None:
-    """Biases, other activations and scaled rotary embedding would be computed wrongly: refuse them."""
+    """Biases, other activations and scaled rotary embedding would be computed wrongly: refuse them.
+
+    So would kinds of models that have Llama's tensors and do other things with them: a scaled residual, for example.
+    """
+    kind = found.get("model_type", MODEL_TYPES[0])
+    check(kind in MODEL_TYPES, f"{path}: model_type is {kind!r}: it can be {', '.join(MODEL_TYPES)}")
     for key, allowed in (("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False)):
         check(found.get(key, allowed) == allowed, f"{path}: {key} is {found.get(key)!r}: only {allowed!r} is supported")
     for key in ("rope_scaling", "rope_parameters"):
@@ -118,7 +130,7 @@ def _check_supported(path: Path, found: Mapping[str, object]) -> None:
         check(kind == "default", f"{path}: {key} is of type {kind!r}: only plain rotary embedding is supported")
 
 
-def _rope_theta(found: Mapping[str, object]) -> float:
+def _rope_theta(found: Mapping[str, object]) -> Any:
     inner = found.get("rope_parameters")
     theta = inner.get("rope_theta", 10000.0) if isinstance(inner, dict) else 10000.0
-    return float(found.get("rope_theta", theta))  # type: ignore[arg-type]
+    return found.get("rope_theta", theta)

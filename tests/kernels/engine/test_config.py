@@ -34,7 +34,7 @@ def test_presets_are_as_large_as_their_names() -> None:
 
 
 def test_an_unknown_preset_is_told_those_that_there_are() -> None:
-    with pytest.raises(ValueError, match=r"config is 'huge': presets are tiny, 100m, 240m, 1b, 3b, 7b; or the path"):
+    with pytest.raises(ValueError, match=r"model is 'huge': presets are tiny, 100m, 240m, 1b, 3b, 7b; or the path"):
         preset("huge")
 
 
@@ -44,8 +44,8 @@ def test_an_unknown_preset_is_told_those_that_there_are() -> None:
         ({"layers": 0}, "layers is 0: it must be a positive integer"),
         ({"heads": 3}, "heads is 3: it must be a multiple of kv_heads, 2"),
         ({"head_dim": 7}, "head_dim is 7: rotary embedding needs an even one"),
-        ({"window": 0}, "window is 0: it must be positive, or None"),
-        ({"norm_eps": 0.0}, "norm_eps is 0.0: it must be positive"),
+        ({"window": 0}, "window is 0: it must be a positive integer, or None"),
+        ({"norm_eps": 0.0}, "norm_eps is 0.0: it must be a positive number"),
         ({"hidden": "32"}, "hidden is '32': it must be a positive integer"),
     ],
 )
@@ -77,6 +77,7 @@ def test_a_config_file(tmp_path: Path) -> None:
     assert read_config(written(tmp_path, num_key_value_heads="absent")).kv_heads == 4
     assert read_config(written(tmp_path, head_dim=16, sliding_window=7)) == replace(SMALL, head_dim=16, window=7)
     assert read_config(written(tmp_path, sliding_window=7, use_sliding_window=False)).window is None
+    assert read_config(written(tmp_path, model_type="mistral")) == SMALL
     newer = written(tmp_path, rope_theta="absent", rope_parameters={"rope_type": "default", "rope_theta": 5e5})
     assert read_config(newer).rope_theta == 5e5
 
@@ -88,7 +89,12 @@ def test_a_config_file(tmp_path: Path) -> None:
         ({"hidden_act": "gelu"}, r"config.json: hidden_act is 'gelu': only 'silu' is supported"),
         ({"attention_bias": True}, r"config.json: attention_bias is True: only False is supported"),
         ({"rope_scaling": {"rope_type": "llama3"}}, r"rope_scaling is of type 'llama3': only plain rotary embedding"),
-        ({"num_attention_heads": 0}, r"config.json: integer division or modulo by zero"),
+        ({"num_attention_heads": 0}, r"config.json: num_attention_heads is 0: it must be a positive integer"),
+        ({"num_attention_heads": "4"}, r"config.json: num_attention_heads is '4': it must be a positive integer"),
+        ({"rms_norm_eps": "small"}, r"config.json: norm_eps is 'small': it must be a positive number"),
+        ({"rope_theta": float("inf")}, r"config.json: rope_theta is inf: it must be a positive number"),
+        ({"sliding_window": 2.5}, r"config.json: window is 2.5: it must be a positive integer, or None"),
+        ({"model_type": "granite"}, r"config.json: model_type is 'granite': it can be llama, mistral"),
         ({"num_key_value_heads": 3}, r"config.json: heads is 4: it must be a multiple of kv_heads, 3"),
     ],
 )
