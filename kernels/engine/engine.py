@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -12,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spikeprof.kernels.cache import make_cache
+from spikeprof.kernels.attention.checks import HEAD_DIMS, HEAD_DIMS_TEXT
+from spikeprof.kernels.cache import KINDS, make_cache
 from spikeprof.kernels.cache.usage import bytes_per_token
 from spikeprof.kernels.engine.config import PRESETS, ModelConfig, preset, read_config
 from spikeprof.kernels.engine.graph import DecodeGraphs
@@ -84,10 +86,10 @@ class Engine:
         path: str = "auto",
         fused: bool = True,
     ) -> None:
-        check(max_seq_len > 0, f"max_seq_len is {max_seq_len}: it must be positive")
-        check(max_batch > 0, f"max_batch is {max_batch}: it must be positive")
-        check(page_size > 0, f"page_size is {page_size}: it must be positive")
-        check(cache_tokens is None or cache_tokens > 0, f"cache_tokens is {cache_tokens}: it must be positive")
+        _check_sizes(max_seq_len=max_seq_len, max_batch=max_batch, page_size=page_size)
+        if cache_tokens is not None:
+            _check_sizes(cache_tokens=cache_tokens)
+        check(kv_cache in KINDS, f"kv_cache is {kv_cache!r}: it can be {', '.join(KINDS)}")
         device = _device(device)
         # What the cache gives out as one piece: a page, or a whole sequence's row.
         unit = max_seq_len if kv_cache == "contiguous" else page_size
@@ -95,7 +97,7 @@ class Engine:
               f"cuda_graph is True, but the device is {device}: CUDA graphs need a GPU")  # fmt: skip
         # Not inference mode: whoever uses the runner without it may write the cache, too.
         with torch.no_grad(), _current(device):
-            config, loaded = _load(model, weights, device, seed)
+            config, loaded = _load(model, weights, device, seed, kv_cache)
             capacity = _capacity(config, loaded, kv_cache, unit, max_seq_len * max_batch, cache_tokens)
             cache = make_cache(
                 kv_cache,
@@ -194,6 +196,7 @@ class Engine:
                         yield Streamed(index, token)
                 if all(request.is_done for request in requests):
                     return
+                time.sleep(self.scheduler.due_in_s())
                 self.step()
         finally:
             for request in requests:
@@ -204,10 +207,19 @@ def as_prompts(prompts: Prompts) -> list[Sequence[int]]:
     """A list of prompts from one prompt or several, lists or tensors. Raises ValueError for an empty list."""
     if isinstance(prompts, Tensor):
         prompts = prompts.tolist()
+    try:
+        prompts = list(prompts)  # type: ignore[assignment]
+    except TypeError:
+        raise ValueError(f"prompts is {prompts!r}: it must be a list of token ids, or of such lists") from None
     check(len(prompts) > 0, "prompts is empty: at least one token is needed")
     if isinstance(prompts[0], Integral):
         return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    return prompts  # type: ignore[return-value]
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        check(isinstance(size, Integral) and size > 0, f"{name} is {size}: it must be a positive integer")
 
 
 def _device(device: str) -> str:
@@ -228,14 +240,25 @@ def _current(device: str | torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def _load(model: ModelConfig | str | Path, precision: str, device: str, seed: int) -> tuple[ModelConfig, Weights]:
+def _load(
+    model: ModelConfig | str | Path, precision: str, device: str, seed: int, kind: str
+) -> tuple[ModelConfig, Weights]:
+    """Sizes and weights; what the kernels cannot take is told before weights are made."""
     if isinstance(model, str) and model not in PRESETS and Path(model).exists():
         model = Path(model)
     if isinstance(model, Path):
         config = read_config(model if model.is_dir() else model.parent)
+        _check_head_dim(config, kind)
         return config, load_weights(model, config, precision=precision, device=device)
     config = preset(model) if isinstance(model, str) else model
+    check(isinstance(config, ModelConfig), f"model is {model!r}: it can be a ModelConfig, a preset's name or a path")
+    _check_head_dim(config, kind)
     return config, random_weights(config, precision=precision, device=device, seed=seed)
+
+
+def _check_head_dim(config: ModelConfig, kind: str) -> None:
+    check(config.head_dim in HEAD_DIMS, f"head_dim is {config.head_dim}: it must be {HEAD_DIMS_TEXT}")
+    bytes_per_token(kind, layers=config.layers, kv_heads=config.kv_heads, head_dim=config.head_dim)
 
 
 def _capacity(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ class Sampling:
     def __post_init__(self) -> None:
         check(0 <= self.temperature < float("inf"), f"temperature is {self.temperature}: it must be 0 or more")
         check(0 < self.top_p <= 1, f"top_p is {self.top_p}: it must be above 0, and at most 1")
+        check(isinstance(self.seed, Integral), f"seed is {self.seed!r}: it must be an integer")
 
 
 def uniform(seed: int, position: int, stream: int = 0) -> float:
@@ -68,7 +70,10 @@ def probabilities(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 
 def draw(chances: Tensor, uniforms: Sequence[float]) -> Tensor:
-    """One token id, int64 [rows], of each row of ``chances`` [rows, vocabulary], by inverting its distribution."""
+    """One token id, int64 [rows], of each row of ``chances`` [rows, vocabulary], by inverting its distribution.
+
+    A row with NaN gives the last token: no id is out of range, lest the device fails before anyone can look.
+    """
     check(len(uniforms) == chances.shape[0], f"uniforms has {len(uniforms)} numbers for {chances.shape[0]} rows")
     at = chances.double().cumsum(1)
     whole = at[:, -1:].contiguous()
@@ -76,17 +81,27 @@ def draw(chances: Tensor, uniforms: Sequence[float]) -> Tensor:
     # The first token whose cumulated probability passes the target: never one of probability 0, as long as rounding
     # has not brought the target up to the whole.
     target = torch.minimum(target, torch.nextafter(whole, torch.zeros_like(whole)))
-    return torch.searchsorted(at, target, right=True)[:, 0]
+    return torch.searchsorted(at, target, right=True)[:, 0].clamp_max(chances.shape[1] - 1)
 
 
 def sample(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> Tensor:
     """The next token of each row of ``logits`` [rows, vocabulary] -> int64 [rows]; ``positions``: its place, for the
-    random numbers."""
+    random numbers. -1 for a row with NaN or infinity, which cannot be told without waiting for the device."""
     _check(logits, samplings)
-    if all(sampling.temperature == 0 for sampling in samplings):
-        return logits.argmax(1)
-    uniforms = [uniform(s.seed, position) for s, position in zip(samplings, positions, strict=True)]
-    return draw(probabilities(logits, samplings), uniforms)
+    highest, tokens = logits.max(1)
+    if any(sampling.temperature > 0 for sampling in samplings):
+        uniforms = [uniform(s.seed, position) for s, position in zip(samplings, positions, strict=True)]
+        tokens = draw(probabilities(logits, samplings), uniforms)
+    return torch.where(highest.isfinite(), tokens, -1)
+
+
+def check_finite(sequence: int, is_finite: bool) -> None:
+    """Raise FloatingPointError where a sequence's logits were not finite: no token can be told from them."""
+    if not is_finite:
+        raise FloatingPointError(
+            f"logits of sequence {sequence} have NaN or infinity: weights are damaged, or activations passed what "
+            "their dtype holds (fp16: 65504); weights='bf16' or 'fp32' hold more"
+        )
 
 
 def _check(logits: Tensor, samplings: Sequence[Sampling]) -> None:

@@ -10,18 +10,20 @@ a running request ends, lest two requests throw each other out for ever.
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 
 from torch import Tensor
 
 from spikeprof.kernels.cache.protocol import CacheFull
 from spikeprof.kernels.engine.marks import mark
 from spikeprof.kernels.engine.runner import Runner
-from spikeprof.kernels.engine.sampling import Sampling, sample
+from spikeprof.kernels.engine.sampling import Sampling, check_finite, sample
 from spikeprof.kernels.paths import check
 
 WAITING, RUNNING, LENGTH, STOP, CANCELLED = "waiting", "running", "length", "stop", "cancelled"
@@ -45,6 +47,7 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     token_times_s: list[float] = field(default_factory=list)
     preemptions_count: int = 0
+    is_queued: bool = False  # or was
 
     @property
     def is_done(self) -> bool:
@@ -82,7 +85,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("max_batch", "max_seq_len", "cache_tokens", "page_tokens", "max_prefill_tokens"):
             check(getattr(self, name) > 0, f"{name} is {getattr(self, name)}: it must be positive")
-        check(self.max_delay_s >= 0, f"max_delay_s is {self.max_delay_s}: it must be 0 or more")
+        check(0 <= self.max_delay_s < math.inf, f"max_delay_s is {self.max_delay_s}: it must be 0 or more, and finite")
         check(self.max_size is None or self.max_size > 0, f"max_size is {self.max_size}: it must be positive, or None")
 
 
@@ -118,7 +121,9 @@ class Scheduler:
         return Request(next(self._ids), ids, max_new_tokens, sampling or Sampling(), stop_token, time.perf_counter())
 
     def add(self, request: Request) -> None:
-        """Queue a request."""
+        """Queue a request, once. Raises ValueError for one that was queued before."""
+        check(not request.is_queued, f"request {request.id} was queued already, and is {request.state}: make another")
+        request.is_queued = True
         self.waiting.append(request)
 
     def cancel(self, request: Request) -> None:
@@ -140,8 +145,8 @@ class Scheduler:
         if self.running:
             return 0.0
         if not self.waiting:
-            return float("inf")
-        if len(self.waiting) >= (self.limits.max_size or self.limits.max_batch):
+            return math.inf
+        if self._is_flush_due():
             return 0.0
         return max(0.0, self.waiting[0].arrived_s + self.limits.max_delay_s - time.perf_counter())
 
@@ -160,7 +165,8 @@ class Scheduler:
         wrong = next((token for token in prompt if not 0 <= token < vocabulary), None)
         if wrong is not None:
             raise IndexError(f"prompt has the token {wrong}: the vocabulary has 0 to {vocabulary - 1}")
-        check(max_new_tokens > 0, f"max_new_tokens is {max_new_tokens}: it must be positive")
+        check(isinstance(max_new_tokens, Integral) and max_new_tokens > 0,
+              f"max_new_tokens is {max_new_tokens!r}: it must be a positive integer")  # fmt: skip
         total = len(prompt) + max_new_tokens
         # The last token is never run, so it takes no room in the cache.
         most = min(limits.max_seq_len, limits.cache_tokens + 1)
@@ -240,6 +246,8 @@ class Scheduler:
         """Sample a token for each, and end those that are done."""
         with mark("sample", batch=len(batch)):
             tokens = sample(logits, [r.sampling for r in batch], [len(r.tokens) for r in batch]).tolist()
+        for request, token in zip(batch, tokens, strict=True):
+            check_finite(request.id, token >= 0)
         now = time.perf_counter()
         for request, token in zip(batch, tokens, strict=True):
             request.tokens.append(token)

@@ -21,7 +21,8 @@ from torch import Tensor
 from spikeprof.kernels.engine.engine import Engine, Prompts, as_prompts
 from spikeprof.kernels.engine.host import on_device
 from spikeprof.kernels.engine.marks import mark
-from spikeprof.kernels.engine.sampling import Sampling, draw, probabilities, uniform
+from spikeprof.kernels.engine.runner import Runner
+from spikeprof.kernels.engine.sampling import Sampling, check_finite, draw, probabilities, uniform
 from spikeprof.kernels.paths import check, check_shape
 
 _DRAFT, _ACCEPT, _NEXT = 1, 2, 3  # streams of random numbers: each use of a position has its own
@@ -137,20 +138,22 @@ class Speculative:
     def _generate(
         self, group: list[_Sequence], max_new_tokens: int, stop_token: int | None, statistics: Statistics
     ) -> None:
-        runners = (self.target.runner, self.draft.runner)
+        begun: list[Runner] = []
         active = list(group)
         try:
-            for runner in runners:
+            for runner in (self.target.runner, self.draft.runner):
                 logits = runner.prefill([s.id for s in group], [s.tokens for s in group])
+                begun.append(runner)
                 if runner is self.target.runner:
-                    first = _choose(logits, group, _NEXT)
-            for sequence, token in zip(group, first.tolist(), strict=True):
+                    first = torch.stack([_choose(logits, group, _NEXT), logits.amax(1).isfinite()], 1)
+            for sequence, (token, is_finite) in zip(group, first.tolist(), strict=True):
+                check_finite(sequence.id, is_finite)
                 self._append(sequence, [token], max_new_tokens, stop_token, statistics)
                 statistics.target_passes_count += 1
             while active := [sequence for sequence in active if not sequence.reason]:
                 self._round(active, max_new_tokens, stop_token, statistics)
         finally:
-            for runner, sequence in itertools.product(runners, group):
+            for runner, sequence in itertools.product(begun, group):
                 runner.cache.evict(sequence.id)
 
     def _round(
@@ -179,8 +182,10 @@ class Speculative:
                 [[uniform(s.sampling.seed, len(s.tokens) + i, _ACCEPT) for i in range(k)] for s in active],
                 [uniform(s.sampling.seed, len(s.tokens), _NEXT) for s in active],
             )
-            told = torch.cat([verdict.accepted[:, None], verdict.following[:, None], proposals], 1).tolist()
-            for sequence, (accepted, following, *proposed) in zip(active, told, strict=True):
+            finite = logits.view(len(active), -1).amax(1).isfinite()
+            told = torch.cat([torch.stack([finite, *verdict], 1), proposals], 1).tolist()
+            for sequence, (is_finite, accepted, following, *proposed) in zip(active, told, strict=True):
+                check_finite(sequence.id, is_finite)
                 statistics.proposed_count += k
                 statistics.accepted_count += accepted
                 statistics.target_passes_count += 1

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -148,8 +149,13 @@ def test_a_checkpoint_of_transformers(tmp_path: Path, window: int | None) -> Non
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"model": "huge"}, "config is 'huge': presets are tiny"),
-        ({"kv_cache": "fp8"}, "kind is 'fp8': it can be contiguous"),
+        ({"model": "huge"}, "model is 'huge': presets are tiny"),
+        ({"model": 7}, "model is 7: it can be a ModelConfig, a preset's name or a path"),
+        ({"model": replace(SMALL, head_dim=8)}, "head_dim is 8: it must be a multiple of 16 from 16 to 256"),
+        ({"model": replace(SMALL, head_dim=48), "kv_cache": "int4"}, "head_dim is 48: 4 bits need a multiple of 32"),
+        ({"max_seq_len": 1.5}, "max_seq_len is 1.5: it must be a positive integer"),
+        ({"max_delay_s": float("inf")}, "max_delay_s is inf: it must be 0 or more, and finite"),
+        ({"kv_cache": "fp8"}, "kv_cache is 'fp8': it can be contiguous"),
         ({"weights": "fp8"}, "weights is 'fp8'"),
         ({"max_seq_len": 0}, "max_seq_len is 0"),
         ({"max_batch": 0}, "max_batch is 0"),
@@ -178,6 +184,8 @@ def test_a_gpu_that_is_not_there() -> None:
     ("prompts", "most", "error", "problem"),
     [
         ([], 4, ValueError, "prompts is empty"),
+        (5, 4, ValueError, "prompts is 5: it must be a list of token ids, or of such lists"),
+        ([1], 2.5, ValueError, "max_new_tokens is 2.5: it must be a positive integer"),
         ([[]], 4, ValueError, "prompt is empty"),
         ([[1.5]], 4, ValueError, "prompt must be a list of token ids: 'float' object"),
         ([[1], [50]], 4, IndexError, "prompt has the token 50: the vocabulary has 0 to 49"),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -74,6 +76,23 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
 def test_options_out_of_range(options: tuple[float, float], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         Sampling(*options)
+
+
+def test_a_seed_must_be_an_integer() -> None:
+    with pytest.raises(ValueError, match=r"seed is 0.5: it must be an integer"):
+        Sampling(1.0, 1.0, 0.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0), Sampling(1.0, 0.5)], ids=str)
+def test_no_token_is_told_from_logits_that_are_not_finite(wrong: float, sampling: Sampling) -> None:
+    logits = torch.tensor([[0.0, 1.0, wrong], [9.0, -100.0, -math.inf]])
+    assert sample(logits, [sampling] * 2, [0, 0]).tolist() == [-1, 0]
+    assert sample(logits.fill_(-math.inf), [sampling] * 2, [0, 0]).tolist() == [-1, -1]
+
+
+def test_a_draw_is_never_out_of_range() -> None:
+    assert draw(torch.tensor([[math.nan] * 3, [0.0, 1.0, 0.0]]), [0.5, 0.5]).tolist() == [2, 1]
 
 
 def test_shapes_that_do_not_fit() -> None:

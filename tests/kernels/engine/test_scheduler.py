@@ -138,3 +138,40 @@ def test_cancelling_gives_the_pages_back(steps: int) -> None:
         run.step()
     assert other.state == "length"
     assert run.runner.cache.usage().tokens_count == 0
+
+
+def test_what_was_preempted_waits_for_no_delay() -> None:
+    run = engine(max_delay_s=30.0)
+    request = queued(run.scheduler, [1], 4)
+    assert run.scheduler.due_in_s() > 29
+    request.preemptions_count = 1
+    assert run.scheduler.due_in_s() == 0
+
+
+def test_waiting_for_others_takes_no_time_of_the_processor() -> None:
+    run = engine(max_delay_s=0.1)
+    began = time.thread_time()
+    run.generate([1], 1)
+    assert time.thread_time() - began < 0.05
+    assert run.scheduler.steps_count <= 3
+
+
+def test_a_request_is_queued_once() -> None:
+    run = engine()
+    request = queued(run.scheduler, [1], 2)
+    with pytest.raises(ValueError, match="request 0 was queued already, and is waiting: make another"):
+        run.scheduler.add(request)
+    run.step()
+    with pytest.raises(ValueError, match="request 0 was queued already, and is length: make another"):
+        run.scheduler.add(request)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_are_told(temperature: float) -> None:
+    run = engine()
+    run.runner.decoder.weights.norm[3] = float("nan")
+    for _ in range(2):
+        with pytest.raises(FloatingPointError, match=r"logits of sequence . have NaN or infinity: weights are damaged"):
+            run.generate([[1, 2], [3]], 4, temperature=temperature)
+        assert run.scheduler.is_idle
+        assert run.runner.cache.usage().sequences_count == 0

@@ -145,3 +145,35 @@ def test_what_cannot_be_paired_or_run() -> None:
         both.generate([1], 9)
     with pytest.raises(ValueError, match=r"wanted has shape \[1, 1, 3\], \[1, 2, 3\] is wanted"):
         judge(torch.ones(1, 1, 3), torch.ones(1, 1, 3), torch.zeros(1, 1).long(), [[0.0]], [0.0])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_of_the_target_that_are_not_finite_are_told(temperature: float) -> None:
+    both = Speculative(engine(), engine(seed=9))
+    weights = both.target.runner.decoder.weights.norm
+    before = weights.clone()
+    weights[3] = float("nan")
+    with pytest.raises(FloatingPointError, match="logits of sequence 0 have NaN or infinity"):
+        both.generate(PROMPTS, 4, temperature=temperature)
+    weights.copy_(before)
+    both.draft.runner.decoder.weights.norm[3] = float("nan")  # proposals are worth nothing then, and are refused
+    made = both.generate(PROMPTS, 4, temperature=temperature)
+    if temperature == 0:
+        assert made.tokens == engine().generate(PROMPTS, 4).tokens
+    for run in (both.target, both.draft):
+        assert run.runner.cache.usage().sequences_count == 0
+
+
+@pytest.mark.parametrize("which", ["target", "draft"])
+def test_an_error_of_a_prefill_is_told_as_it_is(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = Speculative(engine(), engine(seed=9))
+    failing = getattr(both, which).runner.cache
+
+    def plan(_new: object) -> None:
+        raise MemoryError("no room on the device")
+
+    monkeypatch.setattr(failing, "plan", plan)
+    with pytest.raises(MemoryError, match="no room on the device"):
+        both.generate(PROMPTS, 4)
+    for run in (both.target, both.draft):
+        assert run.runner.cache.usage().sequences_count == 0
