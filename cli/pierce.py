@@ -75,6 +75,10 @@ def proxy(
         float | None,
         typer.Option("--guard-limit", metavar="N", help="Hold a pattern under an alert to N look-ups/s.", min=0.001),
     ] = None,
+    redis_user: Annotated[str, typer.Option(metavar="NAME", help="User for --known-scan.")] = "",
+    redis_password_env: Annotated[
+        str, typer.Option(metavar="NAME", help="Environment variable with the password for --known-scan.")
+    ] = "",
     *,
     knowledge: Knowledge,
     thresholds: Thresholds,
@@ -90,9 +94,81 @@ def proxy(
     from spikeprof.cli import pierce_live
 
     wanted = pierce_live.ProxyWanted(
-        listen, upstream, tls, tls_ca, tls_name, tenant.value, hash_fields, known_scan, guard_nil, guard_limit
+        listen=listen,
+        upstream=upstream,
+        tls=tls,
+        tls_ca=tls_ca,
+        tls_name=tls_name,
+        tenant=tenant.value,
+        hash_fields=hash_fields,
+        known_scan=known_scan,
+        guard_nil=guard_nil,
+        guard_limit=guard_limit,
+        user=redis_user,
+        password_env=redis_password_env,
     )
     return pierce_live.proxy(wanted, knowledge, thresholds, memory, routing, showing, length)
+
+
+@pierce.command("monitor", short_help="Watch a Redis by MONITOR, without a proxy.")
+@takes_groups
+def monitor(
+    redis: Annotated[str, typer.Option("--redis", metavar="HOST:PORT", help="The Redis to watch.")] = "127.0.0.1:6379",
+    redis_user: Annotated[str, typer.Option(metavar="NAME", help="User that may run MONITOR and INFO.")] = "",
+    redis_password_env: Annotated[
+        str, typer.Option(metavar="NAME", help="Environment variable that holds the password.")
+    ] = "",
+    every: Annotated[float, typer.Option(metavar="S", help="Ask for hits and misses this often.", min=0.01)] = 0.1,
+    *,
+    knowledge: Knowledge,
+    thresholds: Thresholds,
+    memory: Memory,
+    routing: Routing,
+    showing: Showing,
+    length: Length,
+) -> int:
+    """Watch a Redis by MONITOR and INFO, without a proxy: a quick look, which costs the server throughput.
+
+    MONITOR shows no replies: where hits and misses mix, which key missed is an estimate. The proxy knows.
+    """
+    from spikeprof.cli import pierce_live
+
+    return pierce_live.monitor(
+        redis, redis_user, redis_password_env, every, knowledge, thresholds, memory, routing, showing, length
+    )
+
+
+@pierce.command("engine", short_help="Watch the prefix cache of vLLM or SGLang.")
+@takes_groups
+def engine(
+    zmq: Annotated[
+        str, typer.Option("--zmq", metavar="ENDPOINT", help="KV-cache events: the engine's PUB socket.")
+    ] = "",
+    zmq_replay: Annotated[
+        str, typer.Option("--zmq-replay", metavar="ENDPOINT", help="The engine's socket that replays missed events.")
+    ] = "",
+    events: Annotated[
+        Path | None, typer.Option("--events", metavar="FILE", help="Recorded events, one batch of JSON a line.")
+    ] = None,
+    metrics: Annotated[
+        str, typer.Option("--metrics", metavar="URL", help="Scrape hit and query counters, without keys.")
+    ] = "",
+    every: Annotated[float, typer.Option(metavar="S", help="Scrape this often.", min=0.05)] = 1.0,
+    *,
+    thresholds: Thresholds,
+    memory: Memory,
+    routing: Routing,
+    showing: Showing,
+    length: Length,
+) -> int:
+    """Watch the prefix cache of vLLM or SGLang, for prompts that defeat it. Name one of --zmq, --events, --metrics.
+
+    Example: cache_pierce_detector engine --zmq tcp://127.0.0.1:5557
+    """
+    from spikeprof.cli import pierce_engine
+
+    wanted = pierce_engine.EngineWanted(zmq, zmq_replay, events, metrics, every)
+    return pierce_engine.engine(wanted, thresholds, memory, routing, showing, length)
 
 
 @pierce.command("follow", short_help="Watch a file of JSON lines as it grows, like tail -F.")

@@ -44,6 +44,11 @@ class KnownSource:
         """Whether any source of known keys was named."""
         return self._options.known is not None or self._scan is not None or self._options.known_learn_s > 0
 
+    @property
+    def is_refreshed(self) -> bool:
+        """Whether the filter is built anew from time to time."""
+        return self._options.known_refresh_s > 0
+
     def build(self) -> None:
         """Build the filter from all that can be read, and use it. Slow: call it in a thread. Raises InputError."""
         self._began_s = time.monotonic()

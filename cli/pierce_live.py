@@ -1,23 +1,27 @@
-"""Sources that go on: a proxy, a file that grows."""
+"""Sources that go on: a proxy, a file that grows, MONITOR of a Redis."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from spikeprof.cli.pierce_known import KnownSource
+from spikeprof.cli.pierce_known import KnownSource, Scan
 from spikeprof.cli.pierce_options import Knowledge, Length, Memory, Routing, Showing, Thresholds, address
+from spikeprof.cli.pierce_routes import secret
 from spikeprof.cli.pierce_session import Plan, Session, say
 from spikeprof.profiler.errors import UsageError
 
 if TYPE_CHECKING:
     from spikeprof.analyzers.cache_pierce.guard import Guard
+    from spikeprof.profiler.collectors.pierce.monitor import Span
     from spikeprof.profiler.collectors.pierce.proxy import Address
+    from spikeprof.profiler.lookups import Lookups
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,8 @@ class ProxyWanted:
     known_scan: bool
     guard_nil: bool
     guard_limit: float | None
+    user: str
+    password_env: str
 
 
 def proxy(
@@ -84,7 +90,7 @@ def proxy(
                 await server.close()
         return session
 
-    return asyncio.run(run()).exit_code
+    return ended(asyncio.run(run()))
 
 
 def follow(
@@ -119,7 +125,74 @@ def follow(
             await until_stopped(session, length, feed_all(batches, session))
         return session
 
-    return asyncio.run(run()).exit_code
+    return ended(asyncio.run(run()))
+
+
+def monitor(
+    where: str,
+    user: str,
+    password_env: str,
+    every_s: float,
+    knowledge: Knowledge,
+    thresholds: Thresholds,
+    memory: Memory,
+    routing: Routing,
+    showing: Showing,
+    length: Length,
+) -> int:
+    """Watch until Ctrl-C. Raises SpikeprofError where it cannot start."""
+    from spikeprof.profiler.collectors.pierce.monitor import CANNOT_KNOW, MonitorCounts, MonitorOptions, watch
+
+    check_html(showing)
+    host, port = address(where, "--redis")
+    password = secret(password_env, "--redis-password-env") if password_env else None
+    options = MonitorOptions(every_s=every_s, user=user or None, password=password)
+    counts = MonitorCounts()
+    plan = Plan(
+        source=f"MONITOR of {where}",
+        thresholds=thresholds,
+        routing=routing,
+        showing=showing,
+        memory=memory,
+        known=KnownSource(knowledge),
+        read=lambda: counted(counts),
+        cannot_know=(
+            "Where a span had hits and misses, misses are shared out evenly over its keys: shares are estimates, and "
+            "the rule of one missing key cannot fire.",
+            *(f"Not known: {what}." for what in CANNOT_KNOW),
+        ),
+    )
+
+    async def run() -> Session:
+        async with Session(plan, console()) as session:
+            await until_stopped(session, length, _spans(watch(host, port, options, counts), session))
+        return session
+
+    return ended(asyncio.run(run()))
+
+
+async def _spans(spans: AsyncIterator[Span | None], session: Session) -> None:
+    async with contextlib.aclosing(cast("AsyncGenerator[Span | None, None]", spans)) as watched:
+        async for span in watched:
+            if session.is_stopped:
+                return
+            if span is not None and len(span.certain):
+                await session.feed(span.certain)
+            if span is not None and len(span.unresolved):
+                await session.feed(shared_out(span))
+
+
+def shared_out(span: Span) -> Lookups:
+    """Look-ups of a span whose outcomes are not known, with its misses evenly among them."""
+    import numpy as np
+
+    from spikeprof.profiler.lookups import lookups
+
+    at = np.arange(len(span.unresolved))
+    share = span.misses_count / max(span.hits_count + span.misses_count, 1)
+    missed = np.floor((at + 1) * share) > np.floor(at * share)
+    tenants = span.unresolved_tenants.dictionary_encode()
+    return lookups(span.unresolved_ts_s, span.unresolved, ~missed, tenants=tenants)
 
 
 _END: Any = object()
@@ -141,6 +214,12 @@ async def until_stopped(session: Session, length: Length, source: Any) -> None:
     session.stop()
     stopped.cancel()
     await reading
+
+
+def ended(session: Session) -> int:
+    """Say what came of a run; its exit code."""
+    session.print_closing()
+    return session.exit_code
 
 
 def console() -> Any:
@@ -182,8 +261,23 @@ def _guard(wanted: ProxyWanted, known: KnownSource) -> Guard | None:
 
     if wanted.guard_nil and not known.is_asked:
         raise UsageError("--guard-nil needs to know which keys exist: add --known FILE or --known-scan")
+    if wanted.guard_nil and not known.is_refreshed:
+        raise UsageError(
+            "--guard-nil answers nil for keys that were written after the filter was built: bound how long with "
+            "--known-refresh S"
+        )
     return Guard(known.current, Limits(wanted.guard_nil, wanted.guard_limit))
 
 
-def _scan(wanted: ProxyWanted, upstream: Address) -> Callable[[], Iterable[str]] | None:
-    raise NotImplementedError
+def _scan(wanted: ProxyWanted, upstream: Address) -> Scan | None:
+    """All keys of the Redis, read anew each time; None where that was not asked for."""
+    if not wanted.known_scan:
+        return None
+    if wanted.hash_fields:
+        raise UsageError("--known-scan finds keys, not fields of hashes: leave --hash-fields out, or use --known FILE")
+    if wanted.tls_name:
+        raise UsageError("--known-scan verifies the host itself: leave --upstream-name out, or use --known FILE")
+    from spikeprof.profiler.pierce_scan import scan
+
+    password = secret(wanted.password_env, "--redis-password-env") if wanted.password_env else ""
+    return lambda: scan(upstream.host, upstream.port, wanted.user, password, tls=wanted.tls, tls_ca=wanted.tls_ca)

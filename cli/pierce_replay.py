@@ -147,16 +147,11 @@ def stretches(batch: Lookups, step_s: float) -> Iterator[Lookups]:
 
 def _print(session: Session, as_json: bool) -> None:
     """The answer: as JSON, or the last lines below the notices that were printed already."""
-    from spikeprof.reports.pierce import texts
-    from spikeprof.reports.pierce.answer import answer
-
-    run = session.run
-    if run is None:
-        return
-    if as_json:
+    if not as_json:
+        session.print_closing()
+    elif session.run is not None:
         import msgspec
 
-        typer.echo(msgspec.json.format(msgspec.json.encode(answer(run), enc_hook=str), indent=1))
-        return
-    for line in texts.closing(run):
-        typer.echo(line)
+        from spikeprof.reports.pierce.answer import answer
+
+        typer.echo(msgspec.json.format(msgspec.json.encode(answer(session.run), enc_hook=str), indent=1))

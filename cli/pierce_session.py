@@ -7,7 +7,7 @@ import dataclasses
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -55,6 +55,7 @@ class Plan:
     is_now: bool = True
     quiet: bool = False  # nothing on standard output: the answer is JSON
     read: Callable[[], Mapping[str, int]] = dict
+    cannot_know: Sequence[str] = ()  # what this source hides from the detector
 
 
 class Session:
@@ -81,7 +82,8 @@ class Session:
         self._store = _store(plan)
         options = detector_options(plan.thresholds.settings)
         self._detector = Detector(options, baselines=self._baselines())
-        self._view = TerminalRoute(console, f"cache_pierce_detector: {plan.source}", table=plan.live and not plan.quiet)
+        heading = f"cache_pierce_detector: {plan.source}"
+        self._view = TerminalRoute(console, heading, table=plan.live and not plan.quiet, known_by=_known_by(plan))
         routes = make_routes(routing, say)
         prints_itself = plan.quiet or not plan.live
         self._dispatcher = Dispatcher(routes if prints_itself else [self._view, *routes], say)
@@ -106,6 +108,8 @@ class Session:
             port = self._metrics.serve(plan.routing.metrics_port, plan.routing.metrics_host)
             say(f"metrics at http://{plan.routing.metrics_host}:{port}/metrics")
         self._dispatcher.start()
+        for text in plan.cannot_know:
+            say(f"note: {text}")
         self._view.__enter__()
         if plan.live:
             loop = asyncio.get_running_loop()
@@ -296,13 +300,22 @@ class Session:
             routes=self._dispatcher.counts,
             guard=self._plan.guard.counts if self._plan.guard else None,
             problems=self.problems,
+            notes=self._plan.cannot_know,
             redacted=self._redactor is not None,
+            known_by=_known_by(self._plan),
         )
         if self._plan.showing.html is not None:
             from spikeprof.reports.pierce.html import write_html
 
             write_html(self.run, self._plan.showing.html)
             say(f"the page is {self._plan.showing.html}")
+
+    def print_closing(self) -> None:
+        """The last lines of a run that ended by itself, below the notices that were printed already."""
+        from spikeprof.reports.pierce import texts
+
+        for line in texts.closing(self.run) if self.run else ():
+            sys.stdout.write(f"{line}\n")
 
     @property
     def exit_code(self) -> int:
@@ -323,3 +336,8 @@ def _store(plan: Plan) -> BaselineStore | None:
     if plan.memory.baselines == "none":
         return None
     return BaselineStore(Path(plan.memory.baselines) if plan.memory.baselines else default_path(), plan.source)
+
+
+def _known_by(plan: Plan) -> str:
+    """Options that would tell which keys exist; empty for sources without such keys."""
+    return "--known FILE or --known-learn S" if plan.known is not None else ""

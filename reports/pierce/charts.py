@@ -26,15 +26,14 @@ def timeline(history: History) -> list[Chart]:
         return []
     places = history.places(MAX_LINES)
     incidents = history.incidents()
-    step = f"each point is the highest of {texts.seconds(history.step_s)}"
+    step = f"each point is the highest within {history.step_s:g} s"
     rates = _lines(history, places, "look-ups per second", "qps", lambda p: p.qps, lambda p: p.usual_qps)
     misses = _lines(
         history, places, "share that misses", "miss_rate", lambda p: p.miss_rate, lambda p: p.usual_miss_rate
     )
     misses["layout"]["yaxis"] |= {"tickformat": fig.PERCENT_TICKS, "range": [0, 1.02]}
     for figure in (rates, misses):
-        stretches = [(i.start_s, span[1] if i.end_s is None else i.end_s) for i in incidents[:MAX_BARS]]
-        fig.shade(figure, [(start * 1e9, end * 1e9) for start, end in stretches], (1e6, "ms"))
+        fig.shade(figure, [(start * 1e9, end * 1e9) for start, end in _open_stretches(incidents, span[1])], (1e6, "ms"))
     charts = [
         Chart("pierce-qps", "Look-ups per second", f"{step}; dotted: the usual of patterns that alerted", 300, rates),
         Chart("pierce-miss", "Miss rate", "grey stretches: an alert was open", 300, misses),
@@ -46,6 +45,17 @@ def timeline(history: History) -> list[Chart]:
         chart.figure["layout"]["xaxis"]["range"] = whole(history)
         chart.figure["layout"]["margin"]["l"] = fig.LEFT_MARGIN if incidents else 70
     return charts
+
+
+def _open_stretches(incidents: Sequence[Incident], end_s: float) -> list[tuple[float, float]]:
+    """When at least one alert was open: overlapping stretches as one."""
+    made: list[tuple[float, float]] = []
+    for start, end in sorted((i.start_s, end_s if i.end_s is None else i.end_s) for i in incidents):
+        if made and start <= made[-1][1]:
+            made[-1] = (made[-1][0], max(made[-1][1], end))
+        else:
+            made.append((start, end))
+    return made
 
 
 def whole(history: History) -> list[float]:
@@ -152,7 +162,7 @@ def _row(incident: Incident) -> str:
     notice = incident.worst
     if notice.rule == "hot-missing-key":
         return f"{texts.where(notice)}, one key"
-    return texts.rule_title(notice.rule) if notice.rule == "illegal-keys" else texts.where(notice)
+    return "keys that exist nowhere" if notice.rule == "illegal-keys" else texts.where(notice)
 
 
 def _stretches(incident: Incident, end_s: float) -> list[tuple[str, float, float, Incident]]:
@@ -164,7 +174,7 @@ def _stretches(incident: Incident, end_s: float) -> list[tuple[str, float, float
 
 
 def _axis() -> fig.Plotly:
-    return fig.axis("time of the look-ups (UTC)", type="date", showgrid=False, ticks="outside")
+    return fig.axis("time (UTC)", type="date", showgrid=False, ticks="outside")
 
 
 def _ms(ts_s: float) -> float:

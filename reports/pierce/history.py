@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from spikeprof.analyzers.cache_pierce.model import Alert, PatternRow, Snapshot
+from spikeprof.analyzers.cache_pierce.patterns import ANY
 from spikeprof.reports.pierce.live import shown_rows
 
 MAX_POINTS = 1500  # per pattern
@@ -47,6 +48,11 @@ class Incident:
     def start_s(self) -> float:
         """When it was raised, in event time."""
         return self.notices[0].ts_s
+
+    @property
+    def lasted_s(self) -> float | None:
+        """From the first look-ups that it is about to its recovery; None while it is open."""
+        return None if self.end_s is None else self.end_s - (self.notices[0].since_s or self.start_s)
 
     @property
     def end_s(self) -> float | None:
@@ -105,7 +111,12 @@ class History:
     def places(self, most: int) -> list[Place]:
         """The patterns to draw: those with an incident first, then those with the highest peak."""
         alerted = {(n.tenant, n.pattern) for n in self.notices}
-        return sorted(self.series, key=lambda place: (place not in alerted, -self._peak(place)))[:most]
+        telling = [place for place in self.series if place in alerted or not self._was_wide_for_a_while(place)]
+        return sorted(telling, key=lambda place: (place not in alerted, -self._peak(place)))[:most]
+
+    def _was_wide_for_a_while(self, place: Place) -> bool:
+        """Whether it is a wider row that had something to tell only until patterns got rows of their own."""
+        return place[1].endswith(ANY) and max(self.series[place]) < self._last - 1
 
     def _peak(self, place: Place) -> float:
         return max(point.qps for point in self.series[place].values())
@@ -118,7 +129,7 @@ class History:
         else:
             points[cell] = point
         if len(self.series) > MAX_SERIES:
-            kept = self.places(MAX_SERIES * 3 // 4)
+            kept = sorted(self.series, key=lambda place: -self._peak(place))[: MAX_SERIES * 3 // 4]
             self.series = {place: self.series[place] for place in kept}
 
     def _halve(self) -> None:

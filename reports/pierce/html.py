@@ -16,6 +16,7 @@ from spikeprof.reports.kernel_names import printable
 from spikeprof.reports.output import write_private
 from spikeprof.reports.pierce import charts, tables, texts
 from spikeprof.reports.pierce.history import Incident
+from spikeprof.reports.pierce.live import shown_rows
 from spikeprof.reports.pierce.run import PierceRun
 from spikeprof.reports.truth_line import TruthItem
 
@@ -26,6 +27,7 @@ _STYLE = """
 .card.warn { border-left-color: var(--warn); } .warn .badge { background: var(--warn-soft); color: var(--warn); }
 .card.alert { border-left-color: var(--crit); } .alert .badge { background: var(--crit-soft); color: var(--crit); }
 .critical .badge { background: var(--crit); color: var(--card); }
+#notices td.text { min-width: 26rem; }
 """
 
 
@@ -92,10 +94,8 @@ def _nothing(run: PierceRun) -> str:
 
 def _card(incident: Incident) -> dict[str, Any]:
     notice = incident.worst
-    if incident.end_s is None:
-        when = f"since {texts.clock(incident.start_s)}, open"
-    else:
-        when = f"{texts.clock(incident.start_s)}, for {texts.seconds(incident.end_s - incident.start_s)}"
+    lasted = "still open" if incident.lasted_s is None else f"lasted {texts.seconds(incident.lasted_s)}"
+    when = f"raised {texts.clock(incident.start_s)}, {lasted}"
     return {
         "severity": notice.severity,
         "title": texts.rule_title(notice.rule),
@@ -111,6 +111,16 @@ def _card(incident: Incident) -> dict[str, Any]:
                 "basis": "",
             }
             for item in notice.evidence
+        ]
+        + [
+            {
+                "name": f"of these {texts.place(share.tenant, share.pattern)}",
+                "value": f"{texts.rate(share.per_s)}/s",
+                "limit": "",
+                "source": "",
+                "basis": "",
+            }
+            for share in notice.top
         ],
         "action": texts.advice(notice.rule),
         "saving": "",
@@ -123,7 +133,9 @@ def _trust(run: PierceRun) -> list[TruthItem]:
     items = [
         TruthItem(
             "Look-ups",
-            "" if usable else "Nothing was read that could be judged.",
+            f"{fmt.plural(counts.misses_count, 'miss', 'misses')}, {fmt.share(counts.misses_count / usable)} of them."
+            if usable
+            else "Nothing was read that could be judged.",
             "value" if usable else "not_measured",
             fmt.count(usable),
         )
@@ -140,22 +152,25 @@ def _trust(run: PierceRun) -> list[TruthItem]:
             fmt.count(number),
         )
     )
-    items.append(_known_item(snapshot))
+    items.append(_known_item(snapshot, run.known_by))
     items.append(_baseline_item(run))
     items += [TruthItem("Problem", printable(problem), "problem", "limited") for problem in run.problems]
     return items
 
 
-def _known_item(snapshot: Snapshot) -> TruthItem:
+def _known_item(snapshot: Snapshot, known_by: str) -> TruthItem:
     known, wrong = snapshot.known_keys_count, snapshot.known_false_positive_share
     if known.value is None:
-        return TruthItem("Known keys", texts.measured(known, "known_keys_count"), "not_measured", "not measured")
-    text = f"Takes {texts.measured(wrong, 'false_positive_share')} of made-up keys for known ones (Bloom filter)."
+        text = texts.known(known, "known_keys_count", known_by).partition(": ")[2]
+        return TruthItem("Known keys", f"{text[:1].upper()}{text[1:]}.", "not_measured", "not measured")
+    text = (
+        f"Takes {texts.known(wrong, 'false_positive_share', known_by)} of made-up keys for known ones (Bloom filter)."
+    )
     return TruthItem("Known keys", text, "value", f"about {fmt.count(round(known.value))}")
 
 
 def _baseline_item(run: PierceRun) -> TruthItem:
-    rows = run.snapshot.rows
+    rows = shown_rows(run.snapshot, len(run.snapshot.rows))
     learning = sum(row.state == "learning" for row in rows)
     if not rows or learning == len(rows):
         how = f"Each pattern is learned for {texts.seconds(run.options.cold_start_s)} before it can fire."

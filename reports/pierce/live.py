@@ -12,12 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from spikeprof.analyzers.cache_pierce.model import Alert, PatternRow, Snapshot
+from spikeprof.analyzers.cache_pierce.patterns import ANY
 from spikeprof.reports import format as fmt
 from spikeprof.reports.kernel_names import clip, printable
 from spikeprof.reports.pierce import texts
 
 MAX_ROWS = 15
 _REFRESH_PER_S = 4
+_EXPLAINED_SHARE = 0.9  # of a wider row's look-ups, from which on it is not shown
 _NUMBERS_WIDTH = 43  # columns of numbers and the state, with their gaps
 _STYLES = {"warn": "yellow", "alert": "bold red", "critical": "bold white on red"}
 _STATES = {"learning": "dim", "quiet": "green", "suspect": "yellow", "alerting": "bold red"}
@@ -26,14 +28,16 @@ _STATES = {"learning": "dim", "quiet": "green", "suspect": "yellow", "alerting":
 class TerminalRoute:
     """The route to people at a terminal, and the table of how things stand. Use as a context manager.
 
-    ``heading`` says what is watched. With ``table`` the live table is drawn, where ``console`` is a terminal.
+    ``heading`` says what is watched, ``known_by`` what would tell which keys exist. With ``table`` the live table is
+    drawn, where ``console`` is a terminal.
     """
 
     name = "terminal"
 
-    def __init__(self, console: Console, heading: str, *, table: bool = True) -> None:
+    def __init__(self, console: Console, heading: str, *, table: bool = True, known_by: str = "") -> None:
         self._console = console
         self._heading = heading
+        self._known_by = known_by
         self._snapshot: Snapshot | None = None
         self._notes: Sequence[str] = ()
         self._live: Live | None = None
@@ -85,9 +89,10 @@ class TerminalRoute:
             return Group(heading, self._text("no look-up yet", "dim"))
         snapshot = self._snapshot
         parts: list[RenderableType] = [heading, self._table(snapshot)]
-        if len(snapshot.rows) > MAX_ROWS:
-            parts.append(self._text(f"… and {fmt.plural(len(snapshot.rows) - MAX_ROWS, 'quieter pattern')}", "dim"))
-        parts += [self._text(line, "dim") for line in (*footer(snapshot), *self._notes)]
+        quieter = len(shown_rows(snapshot, len(snapshot.rows))) - MAX_ROWS
+        if quieter > 0:
+            parts.append(self._text(f"… and {fmt.plural(quieter, 'quieter pattern')}", "dim"))
+        parts += [self._text(line, "dim") for line in (*footer(snapshot, self._known_by), *self._notes)]
         return Group(*parts)
 
     def _table(self, snapshot: Snapshot) -> Table:
@@ -105,9 +110,23 @@ class TerminalRoute:
 
 
 def shown_rows(snapshot: Snapshot, most: int = MAX_ROWS) -> list[PatternRow]:
-    """Rows for a screen: what alerts first, then the busiest."""
+    """Rows for a reader: what alerts first, then the busiest. Wider rows that say nothing of their own are left out."""
     order = {"alerting": 0, "suspect": 1}
-    return sorted(snapshot.rows, key=lambda row: (order.get(row.state, 2), -row.qps))[:most]
+    telling = [row for row in snapshot.rows if not _is_explained(row, snapshot.rows)]
+    return sorted(telling, key=lambda row: (order.get(row.state, 2), -row.qps))[:most]
+
+
+def _is_explained(row: PatternRow, rows: Sequence[PatternRow]) -> bool:
+    """Whether a wider row (``user:{any}``) does not alert, and hardly anything in it has no row of its own."""
+    if not row.pattern.endswith(ANY) or row.state == "alerting":
+        return False
+    prefix = row.pattern.removesuffix(ANY)
+    own = sum(
+        other.lookups_count
+        for other in rows
+        if other.tenant == row.tenant and other.pattern.startswith(prefix) and not other.pattern.endswith(ANY)
+    )
+    return own >= _EXPLAINED_SHARE * row.lookups_count
 
 
 def numbers(row: PatternRow) -> tuple[str, str, str, str]:
@@ -117,7 +136,7 @@ def numbers(row: PatternRow) -> tuple[str, str, str, str]:
     return texts.rate(row.qps), texts.rate(usual.qps), miss[0], miss[1]
 
 
-def footer(snapshot: Snapshot) -> list[str]:
+def footer(snapshot: Snapshot, known_by: str) -> list[str]:
     """Event time and counts; what could not be used; whether keys that exist nowhere are measured."""
     counts = snapshot.counts
     lines = [
@@ -126,5 +145,5 @@ def footer(snapshot: Snapshot) -> list[str]:
     ]
     if left_out := texts.left_out(counts):
         lines.append(f"left out: {left_out}")
-    lines.append(f"keys that exist nowhere: {texts.measured(snapshot.illegal_per_s, 'illegal_per_s')}")
+    lines.append(f"keys that exist nowhere: {texts.known(snapshot.illegal_per_s, 'illegal_per_s', known_by)}")
     return lines

@@ -16,7 +16,8 @@ class PierceRun:
     """What was watched and what came of it.
 
     ``read`` counts what came from the source by what it is (``lines``, ``broken``); ``problems`` are the things that
-    limit the answer, ``notes`` what else is worth knowing; ``guard`` is None where nothing could be held back.
+    limit the answer, ``notes`` what else is worth knowing; ``guard`` is None where nothing could be held back;
+    ``known_by`` is what would tell which keys exist.
     """
 
     source: str
@@ -29,3 +30,4 @@ class PierceRun:
     problems: Sequence[str] = ()
     notes: Sequence[str] = ()
     redacted: bool = False
+    known_by: str = ""

@@ -106,7 +106,7 @@ def notices(alerts: Sequence[Alert]) -> HtmlTable | None:
             Cell(alert.rule, "short"),
             _name(texts.where(alert)),
             Cell(_numbers(alert), "text"),
-            _name(", ".join(texts.keys(alert)) or fmt.ABSENT),
+            _keys(alert),
         ]
         for alert in alerts[:MAX_NOTICES]
     ]
@@ -119,6 +119,15 @@ def _numbers(alert: Alert) -> str:
     parts += [f"{texts.place(share.tenant, share.pattern)}: {texts.rate(share.per_s)}/s" for share in alert.top]
     # Backticks would turn a part of a name into code.
     return "; ".join(parts).replace("`", "'") or fmt.ABSENT
+
+
+def _keys(alert: Alert) -> Cell:
+    """The first key, and all of the sample on demand."""
+    found = texts.keys(alert)
+    if not found:
+        return Cell(fmt.ABSENT, "name")
+    full = "\n".join(found)
+    return Cell(clip(found[0], _NAME_CHARS), "name", full=full if len(found) > 1 or len(full) > _NAME_CHARS else "")
 
 
 def routes(counts: Mapping[str, RouteCounts]) -> HtmlTable | None:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from spikeprof.analyzers.cache_pierce.model import EVERY, Alert, Counts, Evidence, Measure
+from spikeprof.analyzers.cache_pierce.patterns import ANY
 from spikeprof.reports import format as fmt
 from spikeprof.reports.kernel_names import clip, printable
 
@@ -35,19 +36,17 @@ _RULES = {
 }
 #: Metrics whose name alone would not read well.
 _TITLES = {
-    "qps": "Look-ups",
-    "miss_rate": "Miss rate",
-    "misses_per_s": "Misses",
-    "illegal_per_s": "Look-ups of keys that exist nowhere",
-    "qps_ratio": "Look-ups over the usual",
-    "miss_rate_ratio": "Miss rate over the usual",
-    "unfilled_share": "Misses that nothing filled",
+    "lookups_per_s": "Look-ups",
+    "miss_share": "Miss rate",
+    "unfilled_share": "Misses that nothing fills",
+    "unfilled_per_s": "Misses that nothing fills",
     "first_seen_share": "Misses of keys never seen before",
-    "repeated_share": "Misses of keys missed before",
+    "repeated_share": "Misses of keys that missed before",
     "nowhere_share": "Misses of keys that exist nowhere",
-    "distinct_count": "Different keys",
+    "distinct_share": "Different keys among look-ups",
+    "illegal_per_s": "Such look-ups",
     "lookups_count": "Look-ups",
-    "misses_count": "Misses",
+    "lasted_s": "Lasted",
 }
 STATES = {"learning": "learning", "quiet": "quiet", "suspect": "suspect", "alerting": "ALERT"}
 
@@ -115,11 +114,13 @@ def where(alert: Alert) -> str:
 
 
 def place(tenant: str, pattern: str) -> str:
-    """A pattern of a tenant."""
-    name = "all patterns" if pattern == EVERY else clip(printable(pattern), _PATTERN_CHARS) or "(empty key)"
+    """A pattern of a tenant; wider rows of the detector in words."""
     if tenant == EVERY:
-        return name if pattern == EVERY else f"{name}, all tenants"
-    return f"{name}, tenant {clip(printable(tenant), 40)}" if tenant else name
+        return "all look-ups"
+    name = "all patterns" if pattern == ANY else clip(printable(pattern), _PATTERN_CHARS) or "(empty key)"
+    if tenant:
+        return f"{name}, tenant {clip(printable(tenant), 40)}"
+    return "all without a tenant" if pattern == ANY else name
 
 
 def comparison(item: Evidence) -> str:
@@ -142,14 +143,13 @@ def evidence(item: Evidence) -> str:
 
 def summary(alert: Alert) -> str:
     """One line: how bad, what, where, and the two numbers that decided."""
+    head = rule_title(alert.rule) + (f": {where(alert)}" if alert.pattern != EVERY else "")
     if alert.kind == "recovered":
         lasted = f", after {seconds(alert.ts_s - alert.since_s)}" if 0 < alert.since_s <= alert.ts_s else ""
-        return f"RECOVERED: {rule_title(alert.rule)}: {where(alert)}{lasted}"
+        return f"RECOVERED: {head}{lasted}"
     numbers = "; ".join(evidence(item) for item in alert.evidence[:2])
     kind = ", got worse" if alert.kind == "escalated" else ""
-    return f"{alert.severity.upper()}{kind}: {rule_title(alert.rule)}: {where(alert)}" + (
-        f": {numbers}" if numbers else ""
-    )
+    return f"{alert.severity.upper()}{kind}: {head}" + (f": {numbers}" if numbers else "")
 
 
 def details(alert: Alert) -> list[str]:
@@ -177,12 +177,11 @@ def message(alert: Alert) -> str:
     return "\n".join(lines)
 
 
-def measured(measure: Measure, metric: str) -> str:
-    """A measured number, or that and why there is none."""
+def known(measure: Measure, metric: str, known_by: str) -> str:
+    """A number that rests on known keys, or why there is none; ``known_by``: what would measure it."""
     if measure.value is not None:
         return number(metric, measure.value)
-    how = f"; {printable(measure.measure_with)} would measure it" if measure.measure_with else ""
-    return fmt.not_measured(measure.reason) + how
+    return fmt.not_measured("which keys exist is not known" + (f"; {known_by} would tell" if known_by else ""))
 
 
 def left_out(counts: Counts) -> str:
@@ -207,5 +206,5 @@ def closing(run: PierceRun) -> list[str]:
     if parts:
         lines.append(f"left out: {fmt.joined(parts)}")
     if run.snapshot.illegal_per_s.value is None and counts.lookups_count:
-        lines.append(f"keys that exist nowhere: {measured(run.snapshot.illegal_per_s, 'illegal_per_s')}")
+        lines.append(f"keys that exist nowhere: {known(run.snapshot.illegal_per_s, 'illegal_per_s', run.known_by)}")
     return lines

@@ -30,9 +30,9 @@ from spikeprof.analyzers.cache_pierce.model import (
 START_S = 1796058000.0
 
 EVIDENCE = (
-    Evidence("miss_rate", 0.972, limit=0.09, baseline=0.03, option="miss_rate_ratio"),
-    Evidence("qps", 1250.0, limit=775.0, baseline=310.0, option="qps_ratio"),
-    Evidence("distinct_count", 4210.0, basis="estimated"),
+    Evidence("miss_share", 0.972, limit=0.09, baseline=0.03, option="miss_rate_ratio"),
+    Evidence("lookups_per_s", 1250.0, limit=775.0, baseline=310.0, option="qps_ratio"),
+    Evidence("distinct_share", 0.92, basis="estimated"),
 )
 
 

@@ -114,7 +114,7 @@ def test_lines_where_there_is_no_terminal() -> None:
 
 def table_of(width: int, *rows: object, encoding: str = "utf-8") -> list[str]:
     console, stream = screen(width, terminal=True, encoding=encoding)
-    route = TerminalRoute(console, "proxy 127.0.0.1:6380 to 127.0.0.1:6379")
+    route = TerminalRoute(console, "proxy 127.0.0.1:6380 to 127.0.0.1:6379", known_by="--known FILE")
     route.update(made.snapshot(*rows), ["12 broken lines"])  # type: ignore[arg-type]
     console.print(route._screen())
     return written(stream).splitlines()
@@ -131,7 +131,7 @@ def test_the_live_table_at_80_columns() -> None:
     assert lines[4].split() == ["new:{n}", "0.500", "–", "–", "–", "learning"]
     assert max(map(len, lines)) <= 80
     text = " ".join(" ".join(lines).split())
-    assert "keys that exist nowhere: not measured: no keys are known; --known FILE would measure it" in text
+    assert "keys that exist nowhere: not measured: which keys exist is not known; --known FILE would tell" in text
     assert "left out: 4 too late" in text
     assert "12 broken lines" in text
 
@@ -160,7 +160,7 @@ def test_notices_above_the_live_table() -> None:
         route.update(made.snapshot())
         route.show(made.illegal())
     text = " ".join(written(stream).split())
-    assert "CRITICAL: Keys that exist nowhere are asked for: all patterns" in text
+    assert "CRITICAL: Keys that exist nowhere are asked for: Such look-ups 412/s" in text
     assert "Most from: user:{n}, tenant shop 300/s; {uuid} 112/s" in text
 
 

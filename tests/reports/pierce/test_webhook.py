@@ -47,8 +47,8 @@ def test_plain_json_is_a_log_record_with_an_id_against_repetition() -> None:
     assert body["severity_text"] == "ALERT"
     assert body["severity_number"] == 17
     assert body["timestamp"] == "2026-11-30T17:01:05.000000Z"
-    assert body["attributes"]["cache_pierce.evidence.miss_rate"] == 0.972
-    assert body["attributes"]["cache_pierce.evidence.miss_rate.limit"] == 0.09
+    assert body["attributes"]["cache_pierce.evidence.miss_share"] == 0.972
+    assert body["attributes"]["cache_pierce.evidence.miss_share.limit"] == 0.09
     assert sink.headers[0]["Idempotency-Key"] == notice_id(made.alert())
 
 
