@@ -1,13 +1,16 @@
-"""A small causal language model with random weights: one prefill, then a decode loop. Nothing is downloaded.
+"""A small causal language model with random weights: prefill, then decode.
 
     python examples/infer.py --batch 8 --mode eager
     spikeprof run -- python examples/infer.py --batch 8 --mode graph
     python examples/infer.py --preset tiny --device cpu
 
-The model is Llama's architecture: from Hugging Face transformers when that is installed (eager mode), else the engine
-of ``spikeprof.kernels``. In graph mode one decode step is captured as a CUDA graph and replayed.
+Nothing is downloaded. The model is Llama's architecture: from Hugging Face
+transformers when that is installed (eager mode), else the engine of
+``spikeprof.kernels``. In graph mode one decode step is captured as a CUDA graph
+and replayed.
 
-Standard output gets two lines: a checksum of the generated token ids, and tokens/s, TTFT and the median ITL.
+Standard output gets two lines: a checksum of the generated token ids, and
+tokens/s, TTFT and the median ITL.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import torch
 
 from spikeprof.kernels.cache import KINDS
 from spikeprof.kernels.engine import PRESETS, Engine, ModelConfig
+from spikeprof.kernels.probes.device import device_named
 
 HEAD_DIM = 64
 GROUP = 4  # query heads per key-value head
@@ -135,11 +139,11 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--preset", choices=PRESETS, default="240m", help="sizes of the model (240m)")
     parser.add_argument("--layers", type=int, help="layers, instead of the preset's")
     parser.add_argument("--hidden", type=int, help=f"hidden size, a multiple of {HEAD_DIM * GROUP}, likewise")
-    parser.add_argument("--mode", choices=("eager", "graph"), default="eager")
+    parser.add_argument("--mode", choices=("eager", "graph"), default="eager", help="of decode (eager)")
     parser.add_argument("--impl", choices=("auto", "transformers", "engine"), default="auto", help="which decoder")
     parser.add_argument("--separate", action="store_true", help="separate torch operators, not the engine's fused ones")
     parser.add_argument("--kv-cache", choices=KINDS, default="fp16", help="of the engine; fp16 is: as the weights")
-    parser.add_argument("--device", default="auto", help="auto, cuda, cuda:1, cpu")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--weights", choices=("auto", *DTYPES, "int8"), default="auto", help="fp16 on a GPU, else fp32")
     parser.add_argument("--repeat", type=int, default=1, help="generations to time, after one that is not (1)")
     parser.add_argument("--json", action="store_true", help="print the figures as one line of JSON")
@@ -151,8 +155,10 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.error("--layers must be at least 1")
     if options.hidden is not None and (options.hidden < 1 or options.hidden % (HEAD_DIM * GROUP)):
         parser.error(f"--hidden must be a multiple of {HEAD_DIM * GROUP}")
-    if options.device == "auto":
-        options.device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        options.device = str(device_named(options.device))
+    except ValueError as error:
+        parser.error(str(error))
     if options.mode == "graph" and not options.device.startswith("cuda"):
         parser.error("--mode graph needs a CUDA device")
     if options.weights == "auto":
@@ -163,6 +169,8 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
         options.impl = "transformers" if found else "engine"
     if options.impl == "transformers" and not plain:
         parser.error("--mode graph, --kv-cache, --separate and --weights int8 work with --impl engine only")
+    if options.impl == "transformers" and importlib.util.find_spec("transformers") is None:
+        parser.error("--impl transformers: transformers is not installed; --impl engine needs nothing else")
     return options
 
 
@@ -170,7 +178,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Generate, and print the two lines."""
     options = parsed(arguments)
     config = sizes(options)
-    model = (TransformersModel if options.impl == "transformers" else EngineModel)(options, config)
+    try:
+        model = (TransformersModel if options.impl == "transformers" else EngineModel)(options, config)
+    except ValueError as error:
+        print(f"infer.py: error: {error}", file=sys.stderr)
+        return 2
     source = torch.Generator().manual_seed(0)
     prompts = torch.randint(config.vocabulary, (options.batch, options.prompt), generator=source).tolist()
     generate(model, prompts, min(options.tokens, 4))  # first-time costs stay out of the figures

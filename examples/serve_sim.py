@@ -1,11 +1,12 @@
-"""A server under load: Poisson arrivals, mixed prompt and output lengths, continuous batching. Nothing is downloaded.
+"""A server under load: Poisson arrivals, mixed lengths, continuous batching.
 
     python examples/serve_sim.py --rate 20 --requests 60
-    spikeprof run -- python examples/serve_sim.py --preset 1b --rate 50 --cuda-graph
+    spikeprof run -- python examples/serve_sim.py --preset 1b --cuda-graph
 
-Requests arrive at exponentially distributed intervals, with prompt and output lengths drawn log-uniformly from their
-ranges; the same seed gives the same requests. Latencies are those of the tokens at the asyncio client: TTFT from a
-request's arrival, waiting included. Weights are random.
+Nothing is downloaded; weights are random. Requests arrive at exponentially
+distributed intervals, with prompt and output lengths drawn log-uniformly from
+their ranges; the same seed gives the same requests. Latencies are those of the
+tokens at the asyncio client: TTFT from a request's arrival, waiting included.
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ import math
 import random
 import sys
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
 
+import spikeprof
 from spikeprof.kernels.cache import KINDS
+from spikeprof.kernels.engine import marks
 from spikeprof.kernels.engine.batching import Server
 from spikeprof.kernels.engine.config import PRESETS
 from spikeprof.kernels.engine.engine import Engine
+from spikeprof.kernels.engine.sampling import Sampling
 from spikeprof.kernels.engine.scheduler import Request
 from spikeprof.kernels.engine.weights import PRECISIONS
 
@@ -87,6 +92,11 @@ async def serve(engine: Engine, requests: list[Arrival], options: argparse.Names
         await asyncio.gather(*(client(server, arrival, start_s, options) for arrival in requests))
 
 
+def marked(name: str, **ids: int) -> AbstractContextManager[None]:
+    """What the engine does, as ranges of the trace; nothing where nobody records."""
+    return spikeprof.step(name, **ids) if name in ("prefill", "decode") else spikeprof.stage(name, **ids)
+
+
 def percentile(values: list[float], share: float) -> float:
     """The smallest value that at least this share of the values does not pass (nearest rank)."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
@@ -144,38 +154,39 @@ def summary(found: dict[str, object]) -> str:
 def lengths(text: str) -> tuple[int, int]:
     """``LOW-HIGH``, or one number."""
     low, _, high = text.partition("-")
-    limits = (int(low), int(high or low))
-    if not 1 <= limits[0] <= limits[1]:
-        raise ValueError(text)
-    return limits
+    high = high or low
+    if not (low.isdecimal() and high.isdecimal() and 1 <= int(low) <= int(high)):
+        raise argparse.ArgumentTypeError(f"{text!r}: it must be LOW-HIGH, with 1 <= LOW <= HIGH, or one number")
+    return int(low), int(high)
 
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
     """The options, checked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=PRESETS, default="tiny")
+    parser.add_argument("--preset", choices=PRESETS, default="tiny", help="sizes of the model (tiny)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--weights", choices=PRECISIONS, help="fp16 on a GPU, fp32 on a CPU unless given")
     parser.add_argument("--kv-cache", choices=KINDS, default="fp16", help="fp16 is: pages, in the weights' dtype")
     parser.add_argument("--cache-tokens", type=int, help="room of the cache; small ones show preemption")
-    parser.add_argument("--max-batch", type=int, default=16)
-    parser.add_argument("--max-delay-ms", type=float, default=0.0, help="how long requests may wait for others")
-    parser.add_argument("--max-size", type=int, help="requests that need not wait any longer")
-    parser.add_argument("--cuda-graph", action="store_true")
-    parser.add_argument("--rate", type=float, default=20.0, help="mean arrivals a second")
-    parser.add_argument("--requests", type=int, default=40)
+    parser.add_argument("--max-batch", type=int, default=16, help="requests that run at a time (16)")
+    parser.add_argument("--max-delay-ms", type=float, default=0.0, help="how long requests may wait for others (0)")
+    parser.add_argument("--max-size", type=int, help="so many requests do not wait (max batch)")
+    parser.add_argument("--cuda-graph", action="store_true", help="replay decode as a CUDA graph")
+    parser.add_argument("--rate", type=float, default=20.0, help="mean arrivals a second (20)")
+    parser.add_argument("--requests", type=int, default=40, help="how many arrive (40)")
     parser.add_argument("--prompt", type=lengths, default=(8, 128), metavar="LOW-HIGH", help="tokens (8-128)")
     parser.add_argument("--output", type=lengths, default=(4, 48), metavar="LOW-HIGH", help="tokens (4-48)")
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--top-p", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (0)")
+    parser.add_argument("--top-p", type=float, default=1.0, help="above 0, at most 1 (1)")
+    parser.add_argument("--seed", type=int, default=0, help="of arrivals and weights (0)")
+    parser.add_argument("--json", action="store_true", help="print the figures as one line of JSON")
     options = parser.parse_args(arguments)
     if options.requests < 1:
         parser.error("--requests must be at least 1")
     if not 0 < options.rate < math.inf:
         parser.error("--rate must be above 0")
     try:
+        Sampling(options.temperature, options.top_p)
         options.engine = made(options)
         options.made = arrivals(options, options.engine.config.vocabulary)
         for arrival in options.made:
@@ -206,6 +217,7 @@ def made(options: argparse.Namespace) -> Watched:
 def main(arguments: list[str] | None = None) -> int:
     """Run it; returns the exit code."""
     options = parsed(arguments)
+    marks.replace(marked)
     options.engine.generate(options.made[0].prompt, 2)  # kernels are compiled before the clock runs
     options.engine.shares.clear()
     asyncio.run(serve(options.engine, options.made, options))

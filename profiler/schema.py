@@ -243,16 +243,17 @@ _TABLES = (
     ),
     Table(
         "ranges",
-        "A named stretch of host time: step, phase, user annotation.",
+        "A named stretch of host time: a step, a request, a module, a user's annotation.",
         "start_ns",
         (
             Column("range_id", _I64, "row number"),
             _RANK,
             Column("thread_id", _I64, "thread"),
-            Column("kind", _NAME, "step, phase, module or user"),
+            Column("kind", _NAME, "step, request or stage (marked), module or user (imported)"),
             Column("name", _STR, "label"),
             _START,
             _END,
+            Column("attributes", _STR, "JSON object, e.g. llm.batch_size; empty when there are none"),
         ),
     ),
     Table(

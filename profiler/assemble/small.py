@@ -130,19 +130,32 @@ def write_tables(
     t0_unix_ns: int,
     last_ns: Mapping[int, int],
 ) -> None:
-    """Write devices, windows, steps and graph nodes.
+    """Write devices, windows, steps, ranges and graph nodes.
 
     ``last_ns`` is where each rank's last record ends, in trace time.
     """
     if gpus.rows or any(p.collected for p in traced):
         store.write_table(folder, "devices", _table("devices", list(gpus.rows.values())))
-    windows, steps, nodes = [], [], []
+    windows, steps, ranges, nodes = [], [], [], []
     for process in traced:
         rank = process.rank
         windows += _windows(process, t0_unix_ns, last_ns.get(rank, 0))
         steps += [
             {"rank": rank, "kind": kind, "traced": traced, "start_ns": at - t0_unix_ns, "duration_ns": ns}
             for kind, traced, at, ns in process.steps
+        ]
+        ranges += [
+            {
+                "rank": rank,
+                "thread_id": thread,
+                "kind": kind,
+                "name": name,
+                "start_ns": begin - t0_unix_ns,
+                "end_ns": end - t0_unix_ns,
+                "attributes": attributes,
+            }
+            for kind, name, begin, end, thread, attributes in process.ranges
+            if end >= begin
         ]
         nodes += [
             {"rank": rank, "graph_node_id": node, "source_node_id": source, "graph_id": graph, "t_ns": at - t0_unix_ns}
@@ -151,6 +164,8 @@ def write_tables(
     store.write_table(folder, "windows", _table("windows", sorted(windows, key=lambda row: row["start_ns"])))
     if any(p.steps for p in traced):
         store.write_table(folder, "steps", _table("steps", sorted(steps, key=lambda row: row["start_ns"])))
+    if ranges:
+        store.write_table(folder, "ranges", _table("ranges", sorted(ranges, key=lambda row: row["start_ns"])))
     if nodes:
         store.write_table(folder, "graph_nodes", _table("graph_nodes", _with_sources(nodes)))
 
@@ -192,6 +207,8 @@ def notes_of(processes: Sequence[ProcessSpool]) -> list[str]:
     for process in processes:
         if process.windows and not process.clock_held:
             notes.append(f"the clock was set back while process {process.pid} was recorded: its times are uncertain")
+        if process.ranges_dropped:
+            notes.append(f"{process.ranges_dropped} marked ranges of process {process.pid} came too fast to be kept")
         if process.damaged_lines:
             notes.append(f"{process.damaged_lines} line(s) of the event file of process {process.pid} are damaged")
     return notes

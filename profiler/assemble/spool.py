@@ -46,6 +46,8 @@ class ProcessSpool:
     names: dict[int, str] = field(default_factory=dict)
     nodes: list[tuple[int, int, int, int]] = field(default_factory=list)
     steps: list[tuple[str, bool, int, int]] = field(default_factory=list)
+    ranges: list[tuple[str, str, int, int, int, str]] = field(default_factory=list)  # kind … thread, attributes
+    ranges_dropped: int = 0
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     damaged_lines: int = 0  # of the event file, not counting a last one that was cut short
@@ -154,6 +156,13 @@ def _steps(process: ProcessSpool, event: dict[str, Any]) -> None:
     process.steps.extend((str(k), bool(traced), int(at), int(ns)) for k, traced, at, ns in event["steps"])
 
 
+def _ranges(process: ProcessSpool, event: dict[str, Any]) -> None:
+    process.ranges_dropped += int(event.get("dropped", 0))
+    for kind, name, begin, end, thread, attributes in event["ranges"]:
+        text = json.dumps(attributes, ensure_ascii=False) if attributes else ""
+        process.ranges.append((str(kind), str(name), int(begin), int(end), int(thread), text))
+
+
 def _dropped(process: ProcessSpool, event: dict[str, Any]) -> None:
     process.dropped += int(event["records"])
 
@@ -179,6 +188,7 @@ _HANDLERS = {
     "names": _names,
     "graph_nodes": _nodes,
     "steps": _steps,
+    "ranges": _ranges,
     "dropped": _dropped,
     "fault": _fault,
     "note": _note,

@@ -161,6 +161,7 @@ def _ranges(events: Sequence[Event], args: Sequence[Args]) -> Columns:
     return _on_host(events) | {
         "kind": pa.array(kinds).dictionary_encode(),
         "name": pa.array([n.removeprefix("nn.Module: ") for n in names], pa.string()),
+        "attributes": pa.array([""] * len(events), pa.string()),
     }
 
 

@@ -15,6 +15,7 @@ How data flows in the target::
               ├ events.py   everything else -> .jsonl file
               ├ interrupts.py  exceptions of the program's signal handlers that hit a callback of ours
               ├ control.py  the supervisor's questions (kernel names), its orders and its absence
+              ├ marks.py    ranges that the program marks itself
               ├ steps.py    CUDA-event step times, untraced and traced (--clean-steps)
               ├ graphs.py   graph node created / cloned
               └ guests.py   other profilers in the same process: yield to them, resume after

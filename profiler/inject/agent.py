@@ -183,6 +183,7 @@ class Agent:
                 self._each_part("finish")
                 if self._state is not None and self._state not in _HANDS_OFF:
                     self._leave("stopped", forced=True)
+            self._write_marks()
             self._conditions["stopped"] = _ENDED  # the thread must not call CUPTI while the process is torn down
             self._enter("stopped", _ENDED)
         except Exception as error:
@@ -257,6 +258,7 @@ class Agent:
         if not self._activated or "stopped" in self._conditions:
             return None
         self._flush()
+        self._write_marks()
         waits = [FLUSH_SECONDS]
         age = Clock.monotonic() - self._began
         if self.options.max_seconds:
@@ -280,6 +282,11 @@ class Agent:
                 # Work in flight at the change is recorded a little later; after that, leave the program alone.
                 self._flushes_owed -= 1
                 self.driver.flush()
+
+    def _write_marks(self) -> None:
+        marks = sys.modules.get("%s.marks" % __package__)
+        if marks is not None:
+            marks.write(self.spool.events)
 
     def _apply(self) -> None:
         was = self._state

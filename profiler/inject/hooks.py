@@ -92,6 +92,9 @@ def _forked() -> None:
     global _events, _making
     _making = allocate_lock()
     _events = Events(_events.folder)
+    marks = sys.modules.get("%s.marks" % __package__)
+    if marks is not None:
+        marks.forget()
     if _agent is not None:
         _agent.forked(_events)
 

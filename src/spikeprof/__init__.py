@@ -9,18 +9,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spikeprof.profiler.annotate import request, stage, step
     from spikeprof.profiler.importers import open_trace
     from spikeprof.profiler.trace import Trace
 
 __version__ = "0.1.0"
-__all__ = ["Trace", "__version__", "open_trace"]
+__all__ = ["Trace", "__version__", "open_trace", "request", "stage", "step"]
 
-_LAZY = {"open_trace": "spikeprof.profiler.importers", "Trace": "spikeprof.profiler.trace"}
+_LAZY = {
+    "open_trace": "spikeprof.profiler.importers",
+    "Trace": "spikeprof.profiler.trace",
+    **dict.fromkeys(("request", "stage", "step"), "spikeprof.profiler.annotate"),
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         from importlib import import_module
 
-        return getattr(import_module(_LAZY[name]), name)
+        found = getattr(import_module(_LAZY[name]), name)
+        globals()[name] = found  # the next use must cost nothing: markers stand in inner loops
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
