@@ -27,6 +27,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 _SLICE_S = 5.0  # of event time that is taken in at once: what is learned of keys counts from the next one on
+_PART_COUNT = 16_384  # look-ups, as many as are held in several forms at once
 
 
 class Detector:
@@ -117,9 +118,14 @@ class Detector:
         """Take in look-ups that are sorted by time."""
         if not len(batch):
             return []
-        cells = self._clock.cells_of(batch.ts_s)
         if self._judge.at is None or self._clock.is_set_back:
-            self._judge.restart(int(cells[0]))
+            self._judge.restart(int(self._clock.cells_of(batch.ts_s[:1])[0]))
+        starts = range(0, len(batch), _PART_COUNT)
+        return [alert for at in starts for alert in self._take_part(_part(batch, at, at + _PART_COUNT))]
+
+    def _take_part(self, batch: Lookups) -> list[Alert]:
+        """Take in no more look-ups than fit into little memory."""
+        cells = self._clock.cells_of(batch.ts_s)
         hashes = self._hash(batch.keys) ^ self._tenant_hashes(batch.tenants)
         patterns = fold(batch.keys, self.options.max_key_chars_count)
         places = self._book.resolve(batch.tenants, patterns, batch.ts_s, self._judge.busy())
@@ -129,11 +135,8 @@ class Detector:
         alerts: list[Alert] = []
         for first, last in pairwise(bounds):
             part = slice(first, last)
-            look_ups = Lookups(
-                batch.ts_s[part], batch.keys[part], batch.hits[part], batch.ttls_s[part], batch.tenants[part]
-            )
             spots = Places(places.patterns[part], places.prefixes[part], places.tenants[part])
-            alerts += self._take_slice(look_ups, cells[part], hashes[part], spots)
+            alerts += self._take_slice(_part(batch, first, last), cells[part], hashes[part], spots)
         return alerts
 
     def _take_slice(self, batch: Lookups, cells: Ints, hashes: Hashes, places: Places) -> list[Alert]:
@@ -167,3 +170,8 @@ class Detector:
         """A hash of each look-up's tenant: a key of two tenants is two keys."""
         codes: Ints = np.asarray(tenants.indices).astype(np.int64, copy=False)
         return np.asarray(self._hash(tenants.dictionary)[codes])
+
+
+def _part(batch: Lookups, first: int, last: int) -> Lookups:
+    part = slice(first, last)
+    return Lookups(batch.ts_s[part], batch.keys[part], batch.hits[part], batch.ttls_s[part], batch.tenants[part])

@@ -77,6 +77,12 @@ def prefix_of(pattern: str) -> str:
     return pattern[:end]
 
 
+def prefixes_of(patterns: pa.StringArray) -> pa.StringArray:
+    """``prefix_of`` for n patterns, [n]."""
+    first = pc.replace_substring_regex(patterns, r"(?s)^([^:/|.#{]*[:/|.#]?).*$", r"\1")
+    return pc.if_else(pc.match_substring_regex(patterns, "[:/|.#{]"), first, "")
+
+
 def _fold_words(keys: pa.StringArray) -> pa.StringArray:
     """The keys with one byte in place of what is folded away."""
     _, offsets_buffer, data = keys.buffers()

@@ -15,13 +15,13 @@ import pyarrow as pa
 
 from spikeprof.analyzers.cache_pierce.model import EVERY
 from spikeprof.analyzers.cache_pierce.options import Options
-from spikeprof.analyzers.cache_pierce.patterns import ANY, prefix_of
+from spikeprof.analyzers.cache_pierce.patterns import ANY, prefix_of, prefixes_of
+from spikeprof.analyzers.cache_pierce.sketch import RoughCounts
 
 Ints = npt.NDArray[np.int64]
 
 NO_ROW = -1
 PATTERN, PREFIX, TENANT, ALL = 0, 1, 2, 3  # levels
-_MAX_CANDIDATES_COUNT = 16_384
 
 
 @dataclass(slots=True)
@@ -46,6 +46,17 @@ class Places:
     tenants: Ints
 
 
+@dataclass(frozen=True, slots=True)
+class _Strangers:
+    """m pairs of tenant and pattern that have no row: how many look-ups each, and the first one's time."""
+
+    tenants: list[str]
+    patterns: list[str]
+    prefixes: list[str]
+    counts: Ints
+    first_s: list[float]
+
+
 class SeriesBook:
     """All rows. Row 0 is everything."""
 
@@ -54,7 +65,8 @@ class SeriesBook:
         self.rows: list[Row] = [Row(EVERY, EVERY, ALL, NO_ROW, 0.0, 0.0)]
         self._index: dict[tuple[str, str], int] = {}
         self._free: list[int] = []
-        self._candidates: dict[tuple[str, str], int] = {}
+        self._placed: dict[tuple[str, str], tuple[int, ...]] = {}  # all rows of a pattern that has one
+        self._candidates = RoughCounts()
         self._tenants_count = 0
         self._evicted_s = -np.inf
         self._busy: frozenset[int] = frozenset()
@@ -74,15 +86,31 @@ class SeriesBook:
     ) -> Places:
         """The rows of n look-ups, sorted by time. Rows in ``busy`` are not given to others."""
         self._busy = busy
-        tenant_names, pattern_names = tenants.dictionary.to_pylist(), patterns.dictionary.to_pylist()
-        codes = np.asarray(tenants.indices).astype(np.int64) * len(pattern_names) + np.asarray(patterns.indices)
-        pairs, firsts, inverse, counts = np.unique(codes, return_index=True, return_inverse=True, return_counts=True)
-        table = np.empty((len(pairs), 3), np.int64)
+        tenant_names, names = tenants.dictionary.to_pylist(), patterns.dictionary.to_pylist()
+        codes = np.asarray(tenants.indices).astype(np.int64) * len(names) + np.asarray(patterns.indices)
+        pairs, firsts, inverse, counts = _unique(codes, len(tenant_names) * len(names))
+        of_tenant, of_pattern = pairs // len(names), pairs % len(names)
+        nowhere = (NO_ROW, NO_ROW, NO_ROW)
+        found = (
+            self._placed.get((tenant_names[tenant], names[pattern]), nowhere)
+            for tenant, pattern in zip(of_tenant.tolist(), of_pattern.tolist(), strict=True)
+        )
+        table = np.array(list(found), np.int64)
+        new = np.flatnonzero(table[:, 2] == NO_ROW)
+        if len(new):
+            prefixes = prefixes_of(patterns.dictionary).dictionary_encode()
+            strangers = _Strangers(
+                [tenant_names[at] for at in of_tenant[new].tolist()],
+                [names[at] for at in of_pattern[new].tolist()],
+                prefixes.take(pa.array(of_pattern[new])).to_pylist(),
+                counts[new],
+                ts_s[firsts[new]].tolist(),
+            )
+            table[new] = self._place_strangers(strangers)
         newest_s = float(ts_s[-1])
-        rows = zip(pairs.tolist(), ts_s[firsts].tolist(), counts.tolist(), strict=True)
-        for i, (pair, first_s, count) in enumerate(rows):
-            tenant = tenant_names[pair // len(pattern_names)]
-            table[i] = self._place(tenant, pattern_names[pair % len(pattern_names)], count, first_s, newest_s)
+        for row in np.unique(table).tolist():
+            if row != NO_ROW:
+                self.rows[row].last_s = newest_s
         self.rows[0].born_s = self.rows[0].born_s or float(ts_s[0])
         self.rows[0].last_s = newest_s
         self.folded_away_count += int(counts[table[:, 0] == NO_ROW].sum())
@@ -91,40 +119,45 @@ class SeriesBook:
 
     def chain(self, tenant: str, pattern: str, now_s: float) -> tuple[int, ...]:
         """The rows of a pattern of which only counts are known, the narrowest first; it gets its own row at once."""
-        rows = self._place(tenant, pattern, self._options.admit_lookups_count, now_s, now_s)
-        return (*(row for row in rows if row != NO_ROW), 0)
+        rows = self._placed.get((tenant, pattern))
+        if rows is None:
+            enough = np.array([self._options.admit_lookups_count])
+            table = self._place_strangers(_Strangers([tenant], [pattern], [prefix_of(pattern)], enough, [now_s]))
+            rows = tuple(table[0].tolist())
+        used = (*(row for row in rows if row != NO_ROW), 0)
+        for row in used:
+            self.rows[row].last_s = now_s
+        return used
 
     def is_free(self, row: int) -> bool:
         """Whether the row is nobody's now."""
         return row in self._free
 
-    def _place(self, tenant: str, pattern: str, count: int, first_s: float, newest_s: float) -> tuple[int, int, int]:
-        row = self._index.get((tenant, pattern))
-        if row is None:
-            return self._place_new(tenant, pattern, count, first_s, newest_s)
-        prefix = self.rows[row].parent
-        parent = self.rows[prefix].parent if self.rows[prefix].level == PREFIX else prefix
-        for used in (row, prefix, parent):
-            self.rows[used].last_s = newest_s
-        return row, (prefix if prefix != parent else NO_ROW), parent
-
-    def _place_new(
-        self, tenant: str, pattern: str, count: int, first_s: float, newest_s: float
-    ) -> tuple[int, int, int]:
-        tenant_row = self._tenant(tenant, first_s)
-        if tenant_row == 0:
-            return NO_ROW, NO_ROW, NO_ROW
-        tenant = self.rows[tenant_row].tenant
-        prefix = prefix_of(pattern)
-        prefix_row = self._admit(tenant, prefix + ANY, PREFIX, tenant_row, count, first_s) if prefix else NO_ROW
-        parent = tenant_row if prefix_row == NO_ROW else prefix_row
-        row = NO_ROW
-        if pattern and self.rows[parent].children_count < self._options.max_patterns_per_prefix_count:
-            row = self._admit(tenant, pattern, PATTERN, parent, count, first_s)
-        for used in (row, prefix_row, tenant_row):
-            if used != NO_ROW:
-                self.rows[used].last_s = newest_s
-        return row, prefix_row, tenant_row
+    def _place_strangers(self, new: _Strangers) -> Ints:
+        """Rows of m pairs of tenant and pattern that have none of their own, int64 [m, 3]; new ones where it is time."""
+        tenant_rows = {tenant: self._tenant(tenant, new.first_s[0]) for tenant in dict.fromkeys(new.tenants)}
+        table = np.full((len(new.tenants), 3), NO_ROW)
+        table[:, 2] = [tenant_rows[tenant] for tenant in new.tenants]
+        groups: dict[tuple[int, str], list[int]] = {}
+        for at, prefix in enumerate(new.prefixes):
+            groups.setdefault((int(table[at, 2]), prefix), []).append(at)
+        counts = np.array([new.counts[members].sum() for members in groups.values()])
+        seen = self._candidates.add([f"{row} {prefix}{ANY}" for row, prefix in groups], counts)
+        for ((tenant_row, prefix), members), seen_count in zip(groups.items(), seen.tolist(), strict=True):
+            if prefix and tenant_row > 0:
+                row = self._admit(tenant_row, prefix + ANY, PREFIX, seen_count, new.first_s[members[0]])
+                table[members, 1] = row
+        parents = np.where(table[:, 1] == NO_ROW, table[:, 2], table[:, 1])
+        pairs = [f"{row} {pattern}" for row, pattern in zip(table[:, 2].tolist(), new.patterns, strict=True)]
+        seen = self._candidates.add(pairs, new.counts)
+        for at in np.flatnonzero((seen >= self._options.admit_lookups_count) & (parents > 0)).tolist():
+            parent, pattern = int(parents[at]), new.patterns[at]
+            is_full = self.rows[parent].children_count >= self._options.max_patterns_per_prefix_count
+            if pattern and not is_full:
+                table[at, 0] = self._admit(parent, pattern, PATTERN, int(seen[at]), new.first_s[at])
+            if table[at, 0] != NO_ROW:
+                self._placed[self.rows[parent].tenant, pattern] = tuple(table[at].tolist())
+        return table
 
     def _tenant(self, tenant: str, now_s: float) -> int:
         row = self._index.get((tenant, ANY))
@@ -136,25 +169,13 @@ class SeriesBook:
         self._tenants_count += row != NO_ROW
         return max(row, 0)
 
-    def _admit(self, tenant: str, pattern: str, level: int, parent: int, count: int, now_s: float) -> int:
+    def _admit(self, parent: int, pattern: str, level: int, seen_count: int, now_s: float) -> int:
         """The row of a pattern, a new one once it was looked up often enough; else NO_ROW."""
-        pair = (tenant, pattern)
-        row = self._index.get(pair)
-        if row is not None:
-            return row
-        seen = self._candidates.get(pair, 0) + count
-        if seen < self._options.admit_lookups_count:
-            self._candidates[pair] = seen
-            if len(self._candidates) > _MAX_CANDIDATES_COUNT:
-                self._thin_out()
-            return NO_ROW
-        self._candidates.pop(pair, None)
-        return self._new(tenant, pattern, level, parent, now_s)
-
-    def _thin_out(self) -> None:
-        """Forget the rarer half of the candidates: as lossy counting does, with what is left counting less."""
-        middle = int(np.median(np.fromiter(self._candidates.values(), np.int64)))
-        self._candidates = {pair: count - middle for pair, count in self._candidates.items() if count > middle}
+        tenant = self.rows[parent].tenant
+        row = self._index.get((tenant, pattern))
+        if row is None and seen_count >= self._options.admit_lookups_count:
+            row = self._new(tenant, pattern, level, parent, now_s)
+        return NO_ROW if row is None else row
 
     def _new(self, tenant: str, pattern: str, level: int, parent: int, now_s: float) -> int:
         row = Row(tenant, pattern, level, parent, now_s, now_s)
@@ -182,6 +203,20 @@ class SeriesBook:
             idle = now_s - row.last_s > self._options.baseline_s
             if idle and row.level in (PATTERN, PREFIX) and not row.children_count and at not in self._busy:
                 del self._index[row.tenant, row.pattern]
+                self._placed.pop((row.tenant, row.pattern), None)
                 self.rows[row.parent].children_count -= 1
                 self.rows[at] = Row("", "", PATTERN, 0, now_s, now_s)
                 self._free.append(at)
+
+
+def _unique(codes: Ints, codes_count: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """Different codes below ``codes_count``, ascending; where each comes first; which each code is; how often each comes."""
+    if codes_count > 2 * len(codes):
+        pairs, firsts, inverse, counts = np.unique(codes, return_index=True, return_inverse=True, return_counts=True)
+        return pairs, firsts, inverse, counts
+    every = np.bincount(codes, minlength=codes_count)
+    pairs = np.flatnonzero(every)
+    first = np.zeros(codes_count, np.int64)
+    first[codes[::-1]] = np.arange(len(codes))[::-1]
+    number = np.cumsum(every > 0) - 1
+    return pairs, first[pairs], number[codes], every[pairs]

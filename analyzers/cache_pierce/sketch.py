@@ -23,6 +23,7 @@ HIT_FALSE_POSITIVE_SHARE = 0.002
 _REGISTER_BITS = 10  # 1,024 registers: a standard error of 1.04/32 = 3.3 %
 _REGISTERS_COUNT = 1 << _REGISTER_BITS
 _GENERATIONS_COUNT = 2
+_ROUGH_BITS = 16
 _HELD_MISSES_COUNT = 3  # a key missed so often in a row keeps its place …
 _HELD_S = 10.0  # … for so long after its last miss
 
@@ -37,6 +38,32 @@ class KeyHash:
         """Hashes uint64 [n] of n keys."""
         texts = keys.to_numpy(zero_copy_only=False)
         return np.asarray(pd.util.hash_array(texts, hash_key=self._secret, categorize=False))
+
+
+class RoughCounts:
+    """How often texts came, never too few: a count-min sketch of 2 times 65,536 numbers (Cormode, Muthukrishnan, 2005).
+
+    It is halved whenever the numbers reach 4 on average, so that what came long ago, and many texts that
+    came once, do not add up.
+    """
+
+    def __init__(self) -> None:
+        self._counts = np.zeros((2, 1 << _ROUGH_BITS), np.int64)
+        self._hash = KeyHash()
+        self._total = 0
+
+    def add(self, texts: list[str], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Add n different texts that came ``counts`` times; how often each has come by now, int64 [n]."""
+        hashes = self._hash(pa.array(texts, pa.string()))
+        places = [(hashes >> np.uint64(shift)) & np.uint64((1 << _ROUGH_BITS) - 1) for shift in (0, 32)]
+        self._total += int(counts.sum())
+        for row, place in enumerate(places):
+            np.add.at(self._counts[row], place, counts)
+        seen = np.minimum(self._counts[0][places[0]], self._counts[1][places[1]])
+        if self._total > 4 << _ROUGH_BITS:
+            self._counts //= 2
+            self._total //= 2
+        return np.asarray(seen)
 
 
 class HitMemory:

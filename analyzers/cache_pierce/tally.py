@@ -55,8 +55,10 @@ def targets(places: Places, is_young: Flags) -> tuple[Ints, Ints]:
 
 def tally(batch: Lookups, facts: Facts, cells: Ints, rows: Ints, look_ups: Ints) -> Tally:
     """Counts of n look-ups by row and cell, for m pairs of row and look-up."""
-    most = int(rows.max()) + 1
-    pairs, inverse = np.unique(cells[look_ups] * most + rows, return_inverse=True)
+    most, oldest = int(rows.max()) + 1, int(cells.min())
+    codes = (cells[look_ups] - oldest) * most + rows  # few: cells are those of a few seconds
+    every = np.bincount(codes)
+    pairs = np.flatnonzero(every)
     has_ttl = batch.hits & np.isfinite(batch.ttls_s)
     ttl_s = np.where(has_ttl, batch.ttls_s, 0.0)
     values = {
@@ -71,11 +73,11 @@ def tally(batch: Lookups, facts: Facts, cells: Ints, rows: Ints, look_ups: Ints)
         Column.TTL_SQUARE_S2: ttl_s**2,
     }
     counts = np.zeros((len(Column), len(pairs)))
-    counts[Column.LOOKUPS] = np.bincount(inverse, minlength=len(pairs))
+    counts[Column.LOOKUPS] = every[pairs]
     for column, of_look_up in values.items():
         if of_look_up.any():
-            counts[column] = np.bincount(inverse, weights=of_look_up[look_ups], minlength=len(pairs))
-    return Tally(pairs % most, pairs // most, counts)
+            counts[column] = np.bincount(codes, weights=of_look_up[look_ups])[pairs]
+    return Tally(pairs % most, pairs // most + oldest, counts)
 
 
 def spread(starts: Ints, ends: Ints, rows: Ints, lookups: Floats, misses: Floats) -> Tally:
