@@ -30,6 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
         small = options.quick or device.type == "cpu"
         kernels = [] if options.ratios else cases(device, small, options.names)
         claims = ratios(options.names) if options.ratios else []
+        _check_writable(options.json)
     except ValueError as error:
         sys.stderr.write(f"bench: {error}\n")
         return 2
@@ -58,6 +59,17 @@ def _is_wrong(result: Measured | NotMeasured) -> bool:
     return not result.correct if isinstance(result, Measured) else result.failed
 
 
+def _check_writable(target: str | None) -> None:
+    """Raise ValueError where the file cannot be written: before minutes of measuring, not after."""
+    if target in (None, "-"):
+        return
+    try:
+        with Path(str(target)).open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise ValueError(f"--json is {target!r}: it cannot be written: {error.strerror}") from None
+
+
 def _write(target: str | None, values: dict[str, Any]) -> None:
     if target is None:
         return
@@ -83,10 +95,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number}: it must be 1 or more")
-    return number
+    if not (text.isdecimal() and int(text) >= 1):
+        raise argparse.ArgumentTypeError(f"{text!r}: it must be a whole number, 1 or more")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,8 @@ def device_name(device: torch.device) -> str:
     """What the GPU's driver, or the kernel, calls this device."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
-    return f"CPU ({platform.machine()}, {torch.get_num_threads()} threads)"
+    threads = torch.get_num_threads()
+    return f"CPU ({platform.machine()}, {threads} thread{'s' if threads > 1 else ''})"
 
 
 def _copy_rate(elements: int, device: torch.device, runs: int) -> tuple[str, float]:

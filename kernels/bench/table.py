@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -14,6 +15,7 @@ from spikeprof.kernels.bench.measured import Measured, Timed
 from spikeprof.kernels.bench.peaks import Peaks
 
 NOTHING = "–"
+WIDTH = 80
 
 
 def heading(peaks: Peaks, runs: int, small: bool) -> str:
@@ -37,7 +39,7 @@ def heading(peaks: Peaks, runs: int, small: bool) -> str:
 
 def results_table(results: Sequence[Measured | NotMeasured]) -> Table:
     """Two lines or more for each case: with L2 cold, with L2 warm."""
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, width=80)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, width=WIDTH)
     table.add_column("kernel, shape", width=25, overflow="fold")
     for name, width in (("L2", 4), ("median", 8), ("p90", 8), ("rate", 11), ("peak", 4), ("error", 8), ("×twin", 5)):
         left = name in ("L2", "error")
@@ -57,13 +59,13 @@ def footnotes(results: Sequence[Measured | NotMeasured]) -> Iterator[str]:
     if twins:
         yield "×twin: how many times faster than"
         for twin, kernels in twins.items():
-            yield f"  {twin}: {', '.join(kernels)}"
+            yield _wrapped(f"  {twin}: {', '.join(kernels)}")
     for result in results:
         if isinstance(result, NotMeasured):
-            yield f"{result.kernel}: {'FAILED' if result.failed else 'not measured'}: {result.reason}"
+            yield _wrapped(f"{result.kernel}: {'FAILED' if result.failed else 'not measured'}: {result.reason}")
         elif not result.correct:
             wrong = f"error {error(result.error)}, {result.case.error_bound:g} is allowed"
-            yield f"{result.case.kernel}, {result.case.shape}: WRONG: {wrong}"
+            yield _wrapped(f"{result.case.kernel}, {result.case.shape}: WRONG: {wrong}")
 
 
 def peaks_json(peaks: Peaks, runs: int) -> dict[str, Any]:
@@ -100,6 +102,10 @@ def error(value: float | None) -> str:
     if value is None:
         return NOTHING
     return "exact" if value == 0 else f"{value:.1e}" if math.isfinite(value) else "not finite"
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent="    ")
 
 
 def _rows(result: Measured) -> Iterator[tuple[str, ...]]:

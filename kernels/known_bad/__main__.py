@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 import time
 
 import torch
@@ -11,6 +12,8 @@ from rich.console import Console
 
 from spikeprof.kernels.known_bad import WORKLOADS, Workload, workload
 from spikeprof.kernels.probes.device import device_named
+
+WIDTH = 80
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -21,15 +24,16 @@ def main(arguments: list[str] | None = None) -> int:
         _list(console)
         return 0
     try:
+        jobs = [workload(name) for name in options.names]
         device = device_named(options.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
         small = options.small or device.type == "cpu"
-        for name in options.names:
-            seconds, result = run(workload(name), options.good, device, small, options.times)
+        for job in jobs:
+            seconds, result = run(job, options.good, device, small, options.times)
             finite = int(torch.isfinite(result).sum()) if result.is_floating_point() else result.numel()
             console.print(
-                f"{name} {'good' if options.good else 'bad'}: {options.times} x on {device}, "
+                f"{job.name} {'good' if options.good else 'bad'}: {options.times} x on {device}, "
                 f"{1e3 * seconds / options.times:.3f} ms each, {finite} of {result.numel()} results finite"
             )
     except ValueError as error:
@@ -59,7 +63,8 @@ def _finish(device: torch.device) -> None:
 def _list(console: Console) -> None:
     for job in WORKLOADS.values():
         console.print(job.name, style="bold")
-        console.print(f"  {job.defect}\n  A profiler shows: {job.shows}")
+        for text in (job.defect, f"A profiler shows: {job.shows}"):
+            console.print(textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="    "))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -73,10 +78,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number}: it must be 1 or more")
-    return number
+    if not (text.isdecimal() and int(text) >= 1):
+        raise argparse.ArgumentTypeError(f"{text!r}: it must be a whole number, 1 or more")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -209,6 +209,12 @@ def test_the_command_writes_a_file_and_tells_wrong_arguments(tmp_path, capsys):
     target = tmp_path / "bench.json"
     assert main(["stream", "--quick", "--device", "cpu", "--runs", "3", "--json", str(target)]) == 0
     assert [case["kernel"] for case in json.loads(target.read_text())["cases"]] == ["stream_copy"]
+    for wrong, why in ((tmp_path, "Is a directory"), (tmp_path / "gone" / "x", "No such file or directory")):
+        assert main(["stream", "--quick", "--device", "cpu", "--json", str(wrong)]) == 2
+        assert capsys.readouterr().err == f"bench: --json is '{wrong}': it cannot be written: {why}\n"
+    with pytest.raises(SystemExit):
+        main(["stream", "--runs", "many"])
+    assert "argument --runs: 'many': it must be a whole number, 1 or more" in capsys.readouterr().err
     assert main(["nothing", "--device", "cpu"]) == 2
     assert "bench: name is 'nothing': it can be stream_copy" in capsys.readouterr().err
     assert main(["--ratios", "nothing", "--device", "cpu"]) == 2

@@ -78,6 +78,7 @@ def test_the_command_lists_and_runs(capsys):
     assert main([]) == 0
     listed = capsys.readouterr().out
     assert all(name in listed for name in WORKLOADS)
+    assert max(map(len, listed.splitlines())) <= 80
     assert main(["tiny_kernels", "fp16_overflow", "--small", "--times", "2", "--device", "cpu"]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("tiny_kernels bad: 2 x on cpu, ")
@@ -87,9 +88,11 @@ def test_the_command_lists_and_runs(capsys):
     assert "fp16_overflow good: 5 x on cpu" in capsys.readouterr().out
 
 
-def test_a_wrong_name_is_told(capsys):
-    assert main(["tiny"]) == 2
-    assert "known_bad: name is 'tiny': it can be tiny_kernels, host_sync" in capsys.readouterr().err
+def test_a_wrong_name_is_told_before_anything_runs(capsys):
+    assert main(["tiny_kernels", "tiny", "--device", "cpu"]) == 2
+    told = capsys.readouterr()
+    assert "known_bad: name is 'tiny': it can be tiny_kernels, host_sync" in told.err
+    assert told.out == ""
 
 
 @pytest.mark.parametrize(("device", "allowed"), [("tpu", "it can be auto, cpu, cuda or cuda:N"), ("cuda:99", "there ")])
