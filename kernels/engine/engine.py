@@ -226,11 +226,13 @@ def _device(device: str) -> str:
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        kind = torch.device(device).type
+        kind, index = torch.device(device).type, torch.device(device).index
     except RuntimeError:
-        kind = "?"
+        kind, index = "?", None
     check(kind in ("cpu", "cuda"), f"device is {device!r}: it can be 'auto', 'cpu', 'cuda' or 'cuda:N'")
     check(kind == "cpu" or torch.cuda.is_available(), f"device is {device!r}, but torch sees no GPU")
+    count = torch.cuda.device_count()
+    check(kind == "cpu" or (index or 0) < count, f"device is {device!r}, but torch sees {count} GPUs, counted from 0")
     return device
 
 

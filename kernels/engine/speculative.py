@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -63,11 +63,15 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class Speculated:
-    """As ``Generated``: ``tokens`` and ``reasons`` of each prompt; and what speculation did."""
+    """As ``Generated``: ``tokens`` and ``reasons`` of each prompt; and what speculation did.
+
+    ``paths``: of "target" and "draft", which paths each kernel ran on, since the engine was made.
+    """
 
     tokens: list[list[int]]
     reasons: list[str]
     statistics: Statistics
+    paths: Mapping[str, Mapping[str, tuple[str, ...]]]
 
 
 @dataclass(eq=False, slots=True)
@@ -118,7 +122,9 @@ class Speculative:
         with self.target.scope():
             for group in self._groups(sequences, max_new_tokens):
                 self._generate(group, max_new_tokens, stop_token, statistics)
-        return Speculated([s.tokens[s.prompt_count :] for s in sequences], [s.reason for s in sequences], statistics)
+        paths = {"target": self.target.paths, "draft": self.draft.paths}
+        made = [sequence.tokens[sequence.prompt_count :] for sequence in sequences]
+        return Speculated(made, [sequence.reason for sequence in sequences], statistics, paths)
 
     def _groups(self, sequences: list[_Sequence], max_new_tokens: int) -> list[list[_Sequence]]:
         engines = (self.target, self.draft)

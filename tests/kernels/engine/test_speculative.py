@@ -27,6 +27,8 @@ def test_greedy_output_is_the_targets_own(k: int, draft: str) -> None:
     made = Speculative(target, small, k=k).generate(PROMPTS, 20)
     assert made.tokens == want.tokens
     assert made.reasons == want.reasons
+    assert set(made.paths) == {"target", "draft"}
+    assert made.paths["target"]["decode_attention"] == made.paths["draft"]["rotary"] == ("torch",)
     assert made.statistics.generated_count == 60
     share = made.statistics.acceptance_share
     assert {"same": share == 1.0, "int8": share > 0.5, "other": share < 0.5}[draft]
