@@ -142,7 +142,10 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--mode", choices=("eager", "graph"), default="eager", help="of decode (eager)")
     parser.add_argument("--impl", choices=("auto", "transformers", "engine"), default="auto", help="which decoder")
     parser.add_argument("--separate", action="store_true", help="separate torch operators, not the engine's fused ones")
-    parser.add_argument("--kv-cache", choices=KINDS, default="fp16", help="of the engine; fp16 is: as the weights")
+    parser.add_argument(
+        "--kv-cache", choices=KINDS, default="fp16", metavar="KIND",
+        help=f"of the engine: {', '.join(KINDS)} (fp16: pages, in the weights' dtype)",
+    )  # fmt: skip
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--weights", choices=("auto", *DTYPES, "int8"), default="auto", help="fp16 on a GPU, else fp32")
     parser.add_argument("--repeat", type=int, default=1, help="generations to time, after one that is not (1)")

@@ -166,7 +166,10 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--preset", choices=PRESETS, default="tiny", help="sizes of the model (tiny)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--weights", choices=PRECISIONS, help="fp16 on a GPU, fp32 on a CPU unless given")
-    parser.add_argument("--kv-cache", choices=KINDS, default="fp16", help="fp16 is: pages, in the weights' dtype")
+    parser.add_argument(
+        "--kv-cache", choices=KINDS, default="fp16", metavar="KIND",
+        help=f"{', '.join(KINDS)} (fp16: pages, in the weights' dtype)",
+    )  # fmt: skip
     parser.add_argument("--cache-tokens", type=int, help="room of the cache; small ones show preemption")
     parser.add_argument("--max-batch", type=int, default=16, help="requests that run at a time (16)")
     parser.add_argument("--max-delay-ms", type=float, default=0.0, help="how long requests may wait for others (0)")

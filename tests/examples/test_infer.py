@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 
@@ -50,6 +51,8 @@ def test_separate_operators_make_the_same_tokens() -> None:
         (("--mode", "graph", "--device", "cpu"), "--mode graph needs a CUDA device"),
         (("--hidden", "100"), "--hidden must be a multiple of 256"),
         (("--batch", "0"), "--batch must be at least 1"),
+        (("--device", "foo"), "device is 'foo': it can be auto, cpu, cuda or cuda:N"),
+        (("--weights", "half"), "argument --weights: invalid choice: 'half'"),
         (("--impl", "transformers", "--kv-cache", "int8", "--device", "cpu"), "work with --impl engine only"),
     ],
 )
@@ -57,6 +60,22 @@ def test_values_that_cannot_work_are_refused(arguments: tuple[str, ...], problem
     run = infer(*arguments)
     assert (run.returncode, run.stdout) == (2, "")
     assert problem in run.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is not None, reason="transformers is installed")
+def test_transformers_that_is_missing_is_told() -> None:
+    run = infer("--device", "cpu", "--impl", "transformers")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "--impl transformers: transformers is not installed; --impl engine needs nothing else" in run.stderr
+
+
+@pytest.mark.parametrize("name", ["infer.py", "serve_sim.py"])
+def test_help_fits_a_terminal_of_80_columns(name: str) -> None:
+    run = subprocess.run(
+        [sys.executable, str(SCRIPT.with_name(name)), "--help"],
+        capture_output=True, text=True, timeout=60, check=True, env={**os.environ, "COLUMNS": "80"},
+    )  # fmt: skip
+    assert max(map(len, run.stdout.splitlines())) <= 80
 
 
 @pytest.mark.gpu

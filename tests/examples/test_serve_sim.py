@@ -71,10 +71,14 @@ def test_percentiles_by_nearest_rank(module: ModuleType) -> None:
         (["--requests", "0"], "--requests must be at least 1"),
         (["--rate", "0"], "--rate must be above 0"),
         (["--rate", "nan"], "--rate must be above 0"),
-        (["--prompt", "9-3"], "argument --prompt: invalid lengths value: '9-3'"),
+        (["--prompt", "9-3"], "argument --prompt: '9-3': it must be LOW-HIGH, with 1 <= LOW <= HIGH, or one"),
         (["--cache-tokens", "16"], "together they can be at most 17"),
         (["--cuda-graph"], "cuda_graph is True, but the device is cpu: CUDA graphs need a GPU"),
+        (["--prompt", "x"], "argument --prompt: 'x': it must be LOW-HIGH"),
         (["--max-batch", "0"], "max_batch is 0"),
+        (["--max-delay-ms", "inf"], "max_delay_s is inf: it must be 0 or more, and finite"),
+        (["--top-p", "2"], "top_p is 2.0: it must be above 0, and at most 1"),
+        (["--temperature", "-1"], "temperature is -1.0: it must be 0 or more"),
     ],
 )
 def test_values_that_cannot_work(
