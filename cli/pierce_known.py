@@ -65,12 +65,11 @@ class KnownSource:
     @property
     def problem(self) -> str:
         """Why the filter is not to be trusted; empty where it is."""
-        left_out = self.current.not_taken_count if self.current is not None else 0
-        if not left_out:
+        if self.current is None or not self.current.not_taken_count:
             return ""
         return (
-            f"the filter of known keys is full, {left_out:,} keys were left out and would count as illegal: "
-            f"give it more room than --known-capacity {self._options.known_capacity}"
+            f"the filter of known keys is full, and keys that it has no room for count as illegal: give it more room "
+            f"than --known-capacity {self._options.known_capacity}"
         )
 
     def saw(self, lookups: Lookups) -> None:

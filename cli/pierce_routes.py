@@ -61,9 +61,9 @@ def _mail(routing: Routing) -> list[Any]:
         return []
     from spikeprof.reports.pierce.smtp import MailServer, SmtpRoute
 
+    host, port = address(routing.smtp, "--smtp")
     if not routing.smtp_from or not routing.smtp_to:
         raise UsageError("--smtp needs --smtp-from and --smtp-to")
-    host, port = address(routing.smtp, "--smtp")
     password = secret(routing.smtp_password_env, "--smtp-password-env") if routing.smtp_password_env else ""
     server = MailServer(host, port, routing.smtp_security.value, routing.smtp_user, password)
     return [SmtpRoute(server, routing.smtp_from, routing.smtp_to)]

@@ -76,9 +76,9 @@ def test_the_page_says_what_fired_and_why(page: Page) -> None:
     assert "Miss rate 97.2 % limit 9.0 %, usually 3.0 %" in text
     assert "of these user:{n}, tenant shop 300/s" in text
     assert "Do: Find who sends these keys." in text
-    assert "Left out, a problem 6 4 too late and 2 broken lines." in text
-    assert "Known keys, not measured not measured Which keys exist is not known; --known FILE would tell." in text
-    assert "Problem, a problem limited baselines are in memory alone: the disk is full" in text
+    assert "Left out , a problem 6 4 too late and 2 broken lines." in text
+    assert "Known keys , not measured not measured Which keys exist is not known; --known FILE would tell." in text
+    assert "Problem , a problem limited baselines are in memory alone: the disk is full" in text
     assert "answered nil at once: exists nowhere 7" in text
     assert "webhook slack at hooks.example.com 4 2 1 0" in text
     assert "min_qps 50.0 20.0" in text
