@@ -74,19 +74,22 @@ class Detector:
         first, last = np.rint(starts_s / cell_s).astype(np.int64), np.rint(ends_s / cell_s).astype(np.int64)
         if self._judge.at is None:
             self._judge.restart(int(first.min()))
-        kept = last > (self._judge.at or 0) - self.options.lateness_cells_count
+        oldest = (self._judge.at or 0) - self.options.lateness_cells_count
+        last = np.maximum(last, first + 1)
+        kept = last > oldest
         self._counted_late_count += round(float(np.sum(lookups[~kept])))
         chosen = np.flatnonzero(kept).tolist()
         if not chosen:
             return []
-        chains = [self._book.chain(tenants[i], patterns[i], float(starts_s[i])) for i in chosen]
+        names = [(tenants[i], patterns[i]) for i in chosen]
+        places = {name: self._book.chain(*name, float(starts_s[i])) for name, i in zip(names, chosen, strict=True)}
+        chains = [places[name] for name in names]
         self._judge.grow()
         is_young = self._judge.is_young(np.array([chain[0] for chain in chains]))
         chains = [(chain[0], 0) if young else chain for chain, young in zip(chains, is_young.tolist(), strict=True)]
         of = np.repeat(chosen, [len(chain) for chain in chains])
         rows = np.concatenate([np.array(chain, np.int64) for chain in chains])
-        floor = (self._judge.at or 0) - self.options.lateness_cells_count
-        new = spread(np.maximum(first[of], floor), last[of], rows, lookups[of], misses[of])
+        new = spread(first[of], last[of], rows, (lookups[of], misses[of]), oldest)
         return self._judge.add(new) + self._judge.move_to(int(new.cells[-1]) + 1)
 
     def advance(self, now_s: float) -> list[Alert]:

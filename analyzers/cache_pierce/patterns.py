@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -39,6 +42,10 @@ def _classes() -> npt.NDArray[np.uint8]:
 
 
 _CLASS = _classes()
+_DIGITS = frozenset("0123456789")
+_HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
+_UUID_IN, _NUMBER_IN = re.compile(_UUID), re.compile("[0-9]+")
+_WORD_IN = re.compile("[0-9A-Za-z\x80-\U0010ffff]+")
 
 
 def fold(keys: pa.StringArray, max_chars_count: int = 256) -> pa.DictionaryArray:
@@ -64,6 +71,15 @@ def fold(keys: pa.StringArray, max_chars_count: int = 256) -> pa.DictionaryArray
     return pa.DictionaryArray.from_arrays(folded.indices, patterns)
 
 
+def fold_one(key: str, max_chars_count: int = 256) -> str:
+    """``fold`` for a single key: quicker there, as a proxy needs it."""
+    folded = _UUID_IN.sub(chr(_UUID_CODE), key[:max_chars_count])
+    folded = _WORD_IN.sub(_fold_word, folded)
+    for code, name in _NAMES.items():
+        folded = folded.replace(chr(code), name)
+    return folded
+
+
 def prefix_of(pattern: str) -> str:
     """The first part of a pattern, with what ends it: `user:` of `user:{n}:cart`; else what is before a folded part.
 
@@ -81,6 +97,21 @@ def prefixes_of(patterns: pa.StringArray) -> pa.StringArray:
     """``prefix_of`` for n patterns, [n]."""
     first = pc.replace_substring_regex(patterns, r"(?s)^([^:/|.#{]*[:/|.#]?).*$", r"\1")
     return pc.if_else(pc.match_substring_regex(patterns, "[:/|.#{]"), first, "")
+
+
+def _fold_word(match: re.Match[str]) -> str:
+    word = match.group()
+    length = len(word.encode())
+    digits = [char in _DIGITS for char in word]
+    turns = sum(before != after for before, after in pairwise(digits))
+    if all(digits):
+        return chr(_NUMBER)
+    is_id = length >= _ID_CHARS_COUNT and any(digits)
+    if is_id and set(word) <= _HEX_DIGITS:
+        return chr(_HEX)
+    if length >= _LONG_CHARS_COUNT or (is_id and turns >= _TURNS_COUNT):
+        return chr(_TOKEN)
+    return _NUMBER_IN.sub(chr(_NUMBER), word)
 
 
 def _fold_words(keys: pa.StringArray) -> pa.StringArray:

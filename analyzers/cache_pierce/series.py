@@ -134,7 +134,7 @@ class SeriesBook:
         return row in self._free
 
     def _place_strangers(self, new: _Strangers) -> Ints:
-        """Rows of m pairs of tenant and pattern that have none of their own, int64 [m, 3]; new ones where it is time."""
+        """Rows of m pairs of tenant and pattern that have none of their own, int64 [m, 3]; new ones if it is time."""
         tenant_rows = {tenant: self._tenant(tenant, new.first_s[0]) for tenant in dict.fromkeys(new.tenants)}
         table = np.full((len(new.tenants), 3), NO_ROW)
         table[:, 2] = [tenant_rows[tenant] for tenant in new.tenants]
@@ -210,7 +210,7 @@ class SeriesBook:
 
 
 def _unique(codes: Ints, codes_count: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Different codes below ``codes_count``, ascending; where each comes first; which each code is; how often each comes."""
+    """Different codes below ``codes_count``; where each comes first; which each code is; how often each comes."""
     if codes_count > 2 * len(codes):
         pairs, firsts, inverse, counts = np.unique(codes, return_index=True, return_inverse=True, return_counts=True)
         return pairs, firsts, inverse, counts

@@ -80,14 +80,16 @@ def tally(batch: Lookups, facts: Facts, cells: Ints, rows: Ints, look_ups: Ints)
     return Tally(pairs % most, pairs // most + oldest, counts)
 
 
-def spread(starts: Ints, ends: Ints, rows: Ints, lookups: Floats, misses: Floats) -> Tally:
-    """Counts of n intervals of cells [start, end), spread evenly over them."""
+def spread(starts: Ints, ends: Ints, rows: Ints, counted: tuple[Floats, Floats], oldest: int) -> Tally:
+    """Look-ups and misses ``counted`` in n intervals of cells [start, end), spread evenly from ``oldest`` on."""
     lengths = np.maximum(ends - starts, 1)
     of = np.repeat(np.arange(len(starts)), lengths)
     cells = starts[of] + np.arange(len(of)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    kept = cells >= oldest
+    of, cells = of[kept], cells[kept]
     most = int(rows.max()) + 1
     pairs, inverse = np.unique(cells * most + rows[of], return_inverse=True)
     counts = np.zeros((len(Column), len(pairs)))
-    for column, values in ((Column.LOOKUPS, lookups), (Column.MISSES, misses)):
+    for column, values in zip((Column.LOOKUPS, Column.MISSES), counted, strict=True):
         counts[column] = np.bincount(inverse, weights=(values / lengths)[of], minlength=len(pairs))
     return Tally(pairs % most, pairs // most, counts)
