@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from spikeprof.cli.inputs import BETWEEN_HELP
 from spikeprof.cli.pierce_options import (
+    FailOn,
     Knowledge,
     Length,
     Memory,
@@ -219,3 +221,28 @@ def replay(
     from spikeprof.cli import pierce_replay
 
     return pierce_replay.replay(path, speed, as_json, knowledge, thresholds, routing, showing)
+
+
+@pierce.command("trace", short_help="Look for jumps of L2 misses in a recorded trace.")
+@takes_groups
+def trace(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A trace folder with counters.", show_default=False)],
+    between: Annotated[str, typer.Option(metavar="BEGIN,END", help=BETWEEN_HELP)] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    fail_on: Annotated[
+        FailOn | None,
+        typer.Option(
+            "--fail-on", help="Exit with 1 on an alert of this severity or above, or where none was possible."
+        ),
+    ] = None,
+    *,
+    thresholds: Thresholds,
+) -> int:
+    """Look for kernels whose L2 misses jump over their baseline in a recorded trace; no GPU needed.
+
+    The start of a program is such a jump: leave it out with --between.
+    Record one with: spikeprof run --counters=l2_sectors_count,l2_hit_sectors_count -- PROGRAM
+    """
+    from spikeprof.cli import pierce_trace
+
+    return pierce_trace.trace(path, between, as_json, fail_on.value if fail_on else "", thresholds)

@@ -22,6 +22,8 @@ def scan(
     Keys written while it runs may be left out, as SCAN has it.
     """
     import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
 
     try:
         with redis.Redis(
@@ -31,6 +33,7 @@ def scan(
             password=password or None,
             socket_timeout=TIMEOUT_S,
             socket_connect_timeout=TIMEOUT_S,
+            retry=Retry(NoBackoff(), 1),
             single_connection_client=True,  # or SELECT would hold for another connection than SCAN
             ssl=tls,
             ssl_ca_certs=str(tls_ca) if tls_ca else None,

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 from cli.command import SPIKEPROF, refusal, spikeprof
 from cli.pierce_events import write_events
+from cli.pierce_here import Here, runner
 from reports.pierce import made
 from reports.pierce.test_smtp import Sink, mail_sink
-
-from spikeprof.cli.app import run_command_line
 
 RAISED = "2026-11-30 17:02:20 UTC ALERT: Cache penetration: user:{n}: Look-ups "
 SECRET = "T0PSECRETPATH"
@@ -25,6 +24,11 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("events") / "events.jsonl"
     write_events(path, broken=3)
     return path
+
+
+@pytest.fixture
+def here(capsys: pytest.CaptureFixture[str]) -> Here:
+    return runner(capsys)
 
 
 def test_an_attack_is_told_with_its_end(events: Path) -> None:
@@ -55,8 +59,8 @@ def test_the_other_command_is_the_same(tmp_path: Path) -> None:
         (("--fail-on", "warn", "--set", "qps_ratio=10"), 0),
     ],
 )
-def test_exit_codes(events: Path, arguments: tuple[str, ...], code: int) -> None:
-    run = spikeprof("pierce", "replay", events, *arguments)
+def test_exit_codes(events: Path, arguments: tuple[str, ...], code: int, here: Here) -> None:
+    run = here("replay", events, *arguments)
     assert run.returncode == code
     assert ("--fail-on" in run.stderr) is (code == 1)
 
@@ -81,9 +85,9 @@ def test_json_from_standard_input_with_a_page(events: Path, tmp_path: Path) -> N
     assert len(figures["pierce-qps"]["data"][0]["x"]) >= 199  # a point per second of the events
 
 
-def test_redacted_output_holds_no_key(events: Path, tmp_path: Path) -> None:
+def test_redacted_output_holds_no_key(events: Path, tmp_path: Path, here: Here) -> None:
     page, log = tmp_path / "page.html", tmp_path / "alerts.jsonl"
-    run = spikeprof("pierce", "replay", events, "--json", "--redact", "--html", page, "--jsonl", log)
+    run = here("replay", events, "--json", "--redact", "--html", page, "--jsonl", log)
     assert run.returncode == 0, run.stderr
     sample = json.loads(log.read_text().splitlines()[0])["attributes"]["cache_pierce.keys"]
     assert len(sample) == 5
@@ -93,13 +97,13 @@ def test_redacted_output_holds_no_key(events: Path, tmp_path: Path) -> None:
         assert not [word for word in text.replace('"', " ").split() if word[:6] == "user:1" or word[:6] == "user:9"]
 
 
-def test_keys_that_exist_nowhere(events: Path, tmp_path: Path) -> None:
+def test_keys_that_exist_nowhere(events: Path, tmp_path: Path, here: Here) -> None:
     known = tmp_path / "known.txt"
     known.write_text("\n".join([f"user:{i}" for i in range(2000)] + [f"cart:{i}:items" for i in range(500)]))
-    run = spikeprof("pierce", "replay", events, "--known", known, "--fail-on", "critical")
+    run = here("replay", events, "--known", known, "--fail-on", "critical")
     assert run.returncode == 1
     assert "CRITICAL: Keys that exist nowhere are asked for: Such look-ups " in run.stdout
-    full = spikeprof("pierce", "replay", events, "--known", known, "--known-capacity", "1000")
+    full = here("replay", events, "--known", known, "--known-capacity", "1000")
     assert full.stderr.count("the filter of known keys is full") == 1
 
 
@@ -147,11 +151,11 @@ def test_a_receiver_that_is_down_is_waited_for_no_longer_than_told(events: Path)
     assert SECRET not in run.stderr
 
 
-def test_at_the_speed_of_the_events(tmp_path: Path) -> None:
+def test_at_the_speed_of_the_events(tmp_path: Path, here: Here) -> None:
     path = tmp_path / "short.jsonl"
     write_events(path, seconds=4, attack=(9, 9))
     began_s = time.monotonic()
-    assert spikeprof("pierce", "replay", path, "--speed", "4").returncode == 0
+    assert here("replay", path, "--speed", "4").returncode == 0
     assert 0.9 < time.monotonic() - began_s < 8
 
 
@@ -178,43 +182,39 @@ def test_at_the_speed_of_the_events(tmp_path: Path) -> None:
         (("--jsonl", "/no/such/folder/a.jsonl"), 4, "cannot append alerts to /no/such/folder/a.jsonl"),
     ],
 )
-def test_refusals(
-    events: Path, arguments: tuple[str, ...], code: int, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In this process: there are many, and starting one takes the longest."""
-    assert run_command_line(["pierce", "replay", str(events), *arguments]) == code
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert message in err
+def test_refusals(events: Path, arguments: tuple[str, ...], code: int, message: str, here: Here) -> None:
+    run = here("replay", events, *arguments)
+    assert run.returncode == code
+    assert message in refusal(run)
 
 
-def test_files_that_are_not_there_or_hold_nothing(tmp_path: Path) -> None:
-    missing = spikeprof("pierce", "replay", tmp_path / "none.jsonl")
+def test_files_that_are_not_there_or_hold_nothing(tmp_path: Path, here: Here) -> None:
+    missing = here("replay", tmp_path / "none.jsonl")
     assert missing.returncode == 3
     assert "cannot read" in refusal(missing)
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
-    run = spikeprof("pierce", "replay", empty, "--html", tmp_path / "page.html", "--fail-on", "warn")
+    run = here("replay", empty, "--html", tmp_path / "page.html", "--fail-on", "warn")
     assert (run.returncode, run.stdout) == (0, "nothing fired in 0 look-ups of empty.jsonl\n")
     garbage = tmp_path / "garbage.jsonl"
     garbage.write_bytes(bytes(range(256)) * 50)
-    run = spikeprof("pierce", "replay", garbage)
+    run = here("replay", garbage)
     assert run.returncode == 0
     assert "broken lines" in run.stdout
 
 
-def test_a_page_does_not_replace_what_is_no_page(events: Path, tmp_path: Path) -> None:
+def test_a_page_does_not_replace_what_is_no_page(events: Path, tmp_path: Path, here: Here) -> None:
     kept = tmp_path / "mine.html"
     kept.write_text("mine")
-    assert spikeprof("pierce", "replay", events, "--html", kept).returncode == 4
+    assert here("replay", events, "--html", kept).returncode == 4
     assert kept.read_text() == "mine"
 
 
-def test_help_without_a_source() -> None:
-    run = spikeprof("pierce")
+def test_help_without_a_source(here: Here) -> None:
+    run = here()
     assert run.returncode == 2
     assert all(f"\n  {verb} " in run.stderr for verb in ("proxy", "monitor", "follow", "replay", "engine"))
-    assert spikeprof("pierce", "replay", "--help").returncode == 0
+    assert here("replay", "--help").returncode == 0
 
 
 @pytest.mark.skipif(shutil.which("head") is None, reason="needs head")
