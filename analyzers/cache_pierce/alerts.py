@@ -167,6 +167,7 @@ def penetration_evidence(
         Evidence("miss_share", _share(misses, lookups), limits[1], baseline.miss_rate, "miss_rate_ratio"),
         Evidence("unfilled_share", _share(open_count, misses), options.min_unfilled_share, None, "min_unfilled_share"),
         Evidence("unfilled_per_s", open_count / options.window_s),
+        Evidence("young_hits_per_s", float(sums[Column.YOUNG_HITS]) / options.window_s, basis="estimated"),
         Evidence("first_seen_share", _share(float(sums[Column.FIRST_SEEN]), misses), basis="estimated"),
         Evidence("repeated_share", _share(float(sums[Column.REPEATED]), misses)),
         Evidence("distinct_share", min(_share(*distinct), 1.0), basis="estimated"),

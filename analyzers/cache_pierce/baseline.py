@@ -3,8 +3,8 @@
 The short view is the median of look-ups per second over cells of ``baseline_cell_s``, and the misses over the
 look-ups of the middle half of the cells by miss rate: up to a quarter of odd cells do not move it. The reference is a
 running mean, later an exponential one with the time constant ``reference_s``: an attack that ramps up slowly drags the
-short view along, but not this. Cells in which a row was suspect or alerting are not taken in at all, nor cells in which
-nothing at all was looked up: then nothing was measured.
+short view along, but hardly this. Cells in which a row was suspect or alerting are not taken in at all, nor cells in
+which nothing at all was looked up: then nothing was measured.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ Flags = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
 _MIN_LOOKUPS_COUNT = 200  # fewer give no miss rate: that of all rows is taken
+_HIGH_RATIO, _HIGH_SIGMAS = 1.5, 3.0  # misses of a cell over the usual ones, and over their spread (Poisson)
 _HISTORY = ("qps", "lookups", "misses")
 
 
@@ -218,7 +219,10 @@ class Baselines:
         count = self._taken_count[rows]
         self._history[:, rows, count % self._cells_count] = values
         steps_count = self._options.reference_s / self._options.baseline_cell_s
-        weight = 1 / np.minimum(count + 1, steps_count)
+        # cells with more misses than usual count as little from the beginning as they do later: a ramp may have begun
+        usual = self._reference[2, rows] / np.maximum(self._reference[1, rows], 1.0) * lookups
+        is_high = misses > _HIGH_RATIO * usual + _HIGH_SIGMAS * np.sqrt(usual + 1)
+        weight = 1 / np.where(is_high & (count > 0), steps_count, np.minimum(count + 1, steps_count))
         self._reference[:, rows] += weight * (values - self._reference[:, rows])
         self._taken_count[rows] = count + 1
 

@@ -136,6 +136,7 @@ class Decider:
             & (misses > np.minimum(ratio * self.rate_limit[:count], 1.0) * lookups)
             & (misses >= options.min_misses_count * ratio)
             & (unfilled(sums) >= options.min_unfilled_share * misses)
+            & (unfilled(sums) > options.young_hits_ratio * sums[Column.YOUNG_HITS])
         )
 
     def decide(self, cell: int, sums: Floats, parents: Ints) -> tuple[Moves, Flags]:

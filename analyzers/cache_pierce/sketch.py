@@ -23,6 +23,10 @@ HIT_FALSE_POSITIVE_SHARE = 0.002
 _REGISTER_BITS = 10  # 1,024 registers: a standard error of 1.04/32 = 3.3 %
 _REGISTERS_COUNT = 1 << _REGISTER_BITS
 _GENERATIONS_COUNT = 2
+
+#: Instead of misses in a row: the key was never hit before it was filled a moment ago.
+FIRST_FILLED = -1
+
 _ROUGH_BITS = 16
 _HELD_MISSES_COUNT = 3  # a key missed so often in a row keeps its place …
 _HELD_S = 10.0  # … for so long after its last miss
@@ -101,8 +105,8 @@ class Past:
     """What is remembered of n keys: all [n]; ``is_there`` False = nothing, and the rest is 0."""
 
     is_there: Flags
-    misses_count: npt.NDArray[np.int32]  # in a row, up to now; 0 after a hit
-    missing_since_s: npt.NDArray[np.float64]  # when those began
+    misses_count: npt.NDArray[np.int32]  # in a row, up to now; 0 after a hit; FIRST_FILLED after the first one ever
+    missing_since_s: npt.NDArray[np.float64]  # when those began, or had begun
 
 
 class MissMemory:
@@ -146,7 +150,7 @@ class MissMemory:
         places = hashes & self._mask
         is_own = self._hashes[places] == hashes
         is_held = (self._misses[places] >= _HELD_MISSES_COUNT) & (self._last_s[places] > last - _HELD_S)
-        take = is_own | (~is_held & (misses > 0))
+        take = is_own | (~is_held & (misses != 0))
         places = places[take]
         self._hashes[places] = hashes[take]
         # two keys of one place: the last one written stays, in each column

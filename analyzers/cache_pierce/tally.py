@@ -67,6 +67,7 @@ def tally(batch: Lookups, facts: Facts, cells: Ints, rows: Ints, look_ups: Ints)
         Column.FILLED: facts.filled,
         Column.FIRST_SEEN: facts.first_seen,
         Column.REPEATED: facts.repeated,
+        Column.YOUNG_HITS: facts.young_hit,
         Column.NOWHERE: facts.nowhere,
         Column.TTLS: has_ttl,
         Column.TTL_S: ttl_s,

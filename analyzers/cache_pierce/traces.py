@@ -32,10 +32,10 @@ _STEP_S = 5.0
 class TraceVerdict:
     """What was found in a trace.
 
-    ``status`` ``not_measured`` says why in ``reason`` and how it is measured in ``collect_with``. Tenants are ``GPU 0``,
-    …, patterns kernels' names, or ``WHOLE_GPU``; times of alerts are seconds since the session's start, and all rates
-    per second of the trace. ``s_per_option_s``: so many seconds of the trace are one second of the options (1 for a
-    trace of ten minutes and more). ``class_only``: kernels with L2 counts that are not followed over time.
+    ``status`` ``not_measured`` says why in ``reason`` and how it is measured in ``collect_with``. Tenants are
+    ``GPU 0``, …, patterns kernels' names, or ``WHOLE_GPU``; times of alerts are seconds since the session's start, and
+    all rates per second of the trace. ``s_per_option_s``: so many seconds of the trace are one second of the options (1
+    for a trace of ten minutes and more). ``class_only``: kernels with L2 counts that are not followed over time.
     """
 
     status: Literal["ok", "findings", "not_measured"]
@@ -100,9 +100,8 @@ def pierce_trace(trace: Trace, options: Options | None = None) -> TraceVerdict:
 
 def _for_sectors(options: Options) -> Options:
     """Options for counts in sectors, that come in order of time and never late."""
-    return replace(
-        options, lateness_s=options.cell_s, max_patterns_per_prefix_count=options.max_series_count, admit_lookups_count=1
-    )
+    all_kernels = options.max_series_count  # names of kernels have no common first part
+    return replace(options, lateness_s=options.cell_s, max_patterns_per_prefix_count=all_kernels)
 
 
 def _of_gpus(trace: Trace) -> _Counted | None:

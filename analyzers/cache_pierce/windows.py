@@ -27,10 +27,11 @@ class Column(IntEnum):
     FILLED = 3  # earlier misses of a key that now hit for the first time
     FIRST_SEEN = 4  # misses of keys never seen before
     REPEATED = 5  # misses of keys whose last look-up missed, too
-    NOWHERE = 6  # misses of keys that exist nowhere
-    TTLS = 7  # hits whose time to live is known
-    TTL_S = 8  # the sum of those times
-    TTL_SQUARE_S2 = 9  # the sum of their squares
+    YOUNG_HITS = 6  # hits of keys first filled lately
+    NOWHERE = 7  # misses of keys that exist nowhere
+    TTLS = 8  # hits whose time to live is known
+    TTL_S = 9  # the sum of those times
+    TTL_SQUARE_S2 = 10  # the sum of their squares
 
 
 class Windows:
