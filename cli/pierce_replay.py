@@ -7,7 +7,7 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -59,8 +59,7 @@ def replay(
     async def run(stream: BinaryIO) -> Session:
         async with Session(plan, Console()) as session:
             clock = _Clock(factor)
-            batches = read_jsonl(stream, counts)
-            while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+            async for batch in _read_ahead(read_jsonl(stream, counts)):
                 for part in _parts(batch, session, factor, showing.html is not None):
                     await clock.wait_for(part)
                     await session.feed(part)
@@ -72,6 +71,14 @@ def replay(
         session = asyncio.run(run(stream))
     _print(session, as_json)
     return session.exit_code
+
+
+async def _read_ahead(batches: Iterator[Lookups]) -> AsyncIterator[Lookups]:
+    """The batches, the next one being parsed in a thread while the detector looks at the last."""
+    reading = asyncio.create_task(asyncio.to_thread(next, batches, None))
+    while (batch := await reading) is not None:
+        reading = asyncio.create_task(asyncio.to_thread(next, batches, None))
+        yield batch
 
 
 def _factor(speed: str) -> float:
