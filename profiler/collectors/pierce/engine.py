@@ -260,7 +260,7 @@ def _event(event: Any) -> tuple[str, dict[str, Any]] | None:
     """Tag and fields of an event in either form; None where it is none that is known."""
     if isinstance(event, list) and event and isinstance(event[0], str) and event[0] in _FIELDS:
         event = {"type": event[0], **dict(zip(_FIELDS[event[0]], event[1:], strict=False))}
-    if not isinstance(event, dict) or event.get("type") not in _FIELDS:
+    if not isinstance(event, dict) or not isinstance(event.get("type"), str) or event["type"] not in _FIELDS:
         return None
     hashes = event.get("block_hashes", [])
     needed = event["type"] != "AllBlocksCleared"

@@ -35,7 +35,7 @@ class Redis:
             pytest.skip("there is no redis-server on this machine (Debian: apt-get install redis-server)")
         self.port = free_port()
         self._command = ["redis-server", "--port", str(self.port), "--bind", HOST, "--save", "", "--dir", str(folder)]
-        self._command += ["--enable-debug-command", "yes", *arguments]
+        self._command += ["--enable-debug-command", "yes", "--repl-diskless-sync-delay", "0", *arguments]
         self.process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -60,6 +60,7 @@ class Wire:
 
     def __init__(self, port: int, timeout: float = 5) -> None:
         self.socket = socket.create_connection((HOST, port), timeout)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def __enter__(self) -> Wire:
         return self
