@@ -2,7 +2,8 @@
 
 ``triton``: the kernel on a GPU. ``interpreter``: the same Triton source on CPU tensors, slow, for tests
 (TRITON_INTERPRET=1 in the environment before the kernels are imported). ``torch``: plain torch, anywhere.
-``auto`` means triton for CUDA tensors where Triton is installed, else torch; results say which one ran.
+``auto`` means triton for CUDA tensors where Triton is installed and does not interpret, else torch; results say which
+one ran.
 """
 
 from __future__ import annotations
@@ -38,11 +39,13 @@ def chosen(path: str, tensor: Tensor) -> str:
     if path not in PATHS:
         raise ValueError(f"path is {path!r}: it can be {', '.join(PATHS)}")
     if path == "auto":
-        return TRITON if tensor.is_cuda and has_triton() else TORCH
+        return TRITON if tensor.is_cuda and has_triton() and not is_interpreted() else TORCH
     if path in (TRITON, INTERPRETER) and not has_triton():
         raise ValueError(f"path is {path!r}, but triton is not installed: pip install 'spikeprof[kernels]', or torch")
     if path == TRITON and not tensor.is_cuda:
         raise ValueError(f"path is 'triton', but the tensors are on {tensor.device}: it needs a GPU; take 'torch'")
+    if path == TRITON and is_interpreted():
+        raise ValueError("path is 'triton', but TRITON_INTERPRET=1 is set: unset it, or take 'torch'")
     if path == INTERPRETER and not is_interpreted():
         raise ValueError("path is 'interpreter': set TRITON_INTERPRET=1 before spikeprof.kernels is imported")
     if path == INTERPRETER and tensor.is_cuda:
