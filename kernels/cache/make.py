@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import torch
 
 from spikeprof.kernels.cache.page_table import PageTable
@@ -44,9 +46,10 @@ def make_cache(
         "page_size": page_size,
         "max_sequences": max_sequences,
         "max_tokens": max_tokens,
+        "capacity_tokens": capacity_tokens,
     }
     for name, size in sizes.items():
-        check(size >= 1, f"{name} is {size}: 1 at least")
+        check(isinstance(size, Integral) and size >= 1, f"{name} is {size}: a whole number, 1 at least")
     check(dtype in _DTYPES, f"dtype is {dtype}: it can be {', '.join(str(one) for one in _DTYPES)}")
     if kind == "contiguous":
         # A row is one page that a whole sequence fits in; its last slot is never given away.

@@ -63,7 +63,7 @@ class Tokens:
 
 
 class Server:
-    """Serves one engine, which nobody else may use meanwhile. Leaving it cancels what is still open.
+    """Serves one engine, which nobody else may use meanwhile; once. Leaving it cancels what is still open.
 
     async with Server(engine) as server:
         async for token in server.submit([1, 2, 3], max_new_tokens=16):
@@ -115,6 +115,8 @@ class Server:
             self._loop.call_soon_threadsafe(self._wake.set)  # an iterator can be collected in any thread
 
     async def __aenter__(self) -> Server:
+        if self._task is not None:
+            raise RuntimeError("the server was entered before: it serves once, make another")
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.create_task(self._serve(), name="engine server")
         return self

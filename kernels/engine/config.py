@@ -38,15 +38,15 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in _POSITIVE:
             value = getattr(self, name)
-            check(isinstance(value, int) and value > 0, f"{name} is {value!r}: it must be a positive integer")
+            check(type(value) is int and value > 0, f"{name} is {value!r}: it must be a positive integer")
         check(self.heads % self.kv_heads == 0, f"heads is {self.heads}: it must be a multiple of kv_heads, "
               f"{self.kv_heads}")  # fmt: skip
         check(self.head_dim % 2 == 0, f"head_dim is {self.head_dim}: rotary embedding needs an even one")
         for name in ("rope_theta", "norm_eps"):
             value = getattr(self, name)
-            check(isinstance(value, float | int) and 0 < value < math.inf,
+            check(type(value) in (float, int) and 0 < value < math.inf,
                   f"{name} is {value!r}: it must be a positive number")  # fmt: skip
-        check(self.window is None or (isinstance(self.window, int) and self.window > 0),
+        check(self.window is None or (type(self.window) is int and self.window > 0),
               f"window is {self.window!r}: it must be a positive integer, or None")  # fmt: skip
 
     @property
@@ -95,7 +95,7 @@ def read_config(folder: Path) -> ModelConfig:
     _check_supported(path, found)
     try:
         heads = found["num_attention_heads"]
-        check(isinstance(heads, int) and heads > 0, f"num_attention_heads is {heads!r}: it must be a positive integer")
+        check(type(heads) is int and heads > 0, f"num_attention_heads is {heads!r}: it must be a positive integer")
         return ModelConfig(
             layers=found["num_hidden_layers"],
             hidden=found["hidden_size"],

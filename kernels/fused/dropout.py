@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -26,7 +27,8 @@ _LOW = 0xFFFFFFFF
 def check_dropout(p: float, seed: int) -> None:
     """Raise ValueError unless p is in [0, 1) and the seed a whole number that 63 bits hold."""
     check(0 <= p < 1, f"p is {p}: it must be at least 0 and below 1")
-    check(0 <= seed < 2**63, f"seed is {seed}: it must be at least 0 and below 2^63")
+    check(isinstance(seed, Integral) and 0 <= seed < 2**63,
+          f"seed is {seed}: it must be at least 0 and below 2^63, and whole")  # fmt: skip
 
 
 def threshold(p: float) -> int:

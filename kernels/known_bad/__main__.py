@@ -68,7 +68,10 @@ def _list(console: Console) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m spikeprof.kernels.known_bad", description=__doc__.split(":")[1])
+    parser = argparse.ArgumentParser(
+        prog="python -m spikeprof.kernels.known_bad",
+        description="List workloads that have one defect each, or run some of them, or their twins that have none.",
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help="workloads to run; none: list them")
     parser.add_argument("--good", action="store_true", help="run the twin that does the job right")
     parser.add_argument("--device", default="auto", help="auto, cuda, cuda:N or cpu (default: auto)")

@@ -244,7 +244,9 @@ def test_arguments_of_append_that_cannot_be():
     ("kind", "changes", "text"),
     [
         ("int2", {}, "kind is 'int2': it can be contiguous, fp16, int8-values, int8-keys, int8, int4"),
-        ("fp16", {"page_size": 0}, "page_size is 0: 1 at least"),
+        ("fp16", {"page_size": 0}, "page_size is 0: a whole number, 1 at least"),
+        ("fp16", {"max_sequences": 1.5}, "max_sequences is 1.5: a whole number, 1 at least"),
+        ("fp16", {"capacity_tokens": 64.0}, "capacity_tokens is 64.0: a whole number, 1 at least"),
         ("fp16", {"dtype": torch.int8}, "dtype is torch.int8: it can be torch.float16"),
         ("fp16", {"capacity_tokens": 3}, "capacity_tokens is 3: room for a page of 4 tokens at least"),
         ("contiguous", {"capacity_tokens": 15}, "room for a sequence of max_tokens, 16 tokens at least"),

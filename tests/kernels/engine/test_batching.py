@@ -150,3 +150,20 @@ def test_an_engine_that_fails_is_told_to_everybody() -> None:
     with pytest.raises(ArithmeticError, match="broken"):
         asyncio.run(main())
     assert run.scheduler.is_idle
+
+
+def test_a_server_serves_once() -> None:
+    async def main() -> None:
+        run = engine()
+        server = Server(run)
+        async with asyncio.timeout(20):
+            for _ in range(2):
+                async with Server(run) as other:
+                    assert len([token async for token in other.submit([1], 2)]) == 2
+            async with server:
+                pass
+            with pytest.raises(RuntimeError, match="the server was entered before: it serves once, make another"):
+                async with server:
+                    pass
+
+    asyncio.run(main())

@@ -93,6 +93,8 @@ def test_a_config_file(tmp_path: Path) -> None:
         ({"num_attention_heads": "4"}, r"config.json: num_attention_heads is '4': it must be a positive integer"),
         ({"rms_norm_eps": "small"}, r"config.json: norm_eps is 'small': it must be a positive number"),
         ({"rope_theta": float("inf")}, r"config.json: rope_theta is inf: it must be a positive number"),
+        ({"vocab_size": True}, r"config.json: vocabulary is True: it must be a positive integer"),
+        ({"sliding_window": True}, r"config.json: window is True: it must be a positive integer, or None"),
         ({"sliding_window": 2.5}, r"config.json: window is 2.5: it must be a positive integer, or None"),
         ({"model_type": "granite"}, r"config.json: model_type is 'granite': it can be llama, mistral"),
         ({"num_key_value_heads": 3}, r"config.json: heads is 4: it must be a multiple of kv_heads, 3"),

@@ -119,6 +119,7 @@ def test_without_a_seed_torch_drops():
     [
         (torch.zeros(4), 1.0, 0, "p is 1.0: it must be at least 0 and below 1"),
         (torch.zeros(4), 0.5, -1, "seed is -1: it must be at least 0"),
+        (torch.zeros(4), 0.5, 1.5, "seed is 1.5: it must be at least 0 and below 2\\^63, and whole"),
         (torch.zeros(4), 0.5, 2**63, "it must be at least 0 and below 2"),
         (torch.zeros(0), 0.5, 0, r"x has shape \[0\]: it must have elements"),
         (torch.zeros(4, dtype=torch.int32), 0.5, 0, "x is torch.int32: it can be torch.float16"),
