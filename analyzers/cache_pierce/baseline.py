@@ -219,10 +219,13 @@ class Baselines:
         count = self._taken_count[rows]
         self._history[:, rows, count % self._cells_count] = values
         steps_count = self._options.reference_s / self._options.baseline_cell_s
-        # cells with more misses than usual count as little from the beginning as they do later: a ramp may have begun
+        # a cell with more misses than usual counts as little from the beginning as it does later, and no more of its
+        # misses than are just not too many: a ramp may have begun
         usual = self._reference[2, rows] / np.maximum(self._reference[1, rows], 1.0) * lookups
-        is_high = misses > _HIGH_RATIO * usual + _HIGH_SIGMAS * np.sqrt(usual + 1)
-        weight = 1 / np.where(is_high & (count > 0), steps_count, np.minimum(count + 1, steps_count))
+        most = _HIGH_RATIO * usual + _HIGH_SIGMAS * np.sqrt(usual + 1)
+        is_high = (misses > most) & (count > 0)
+        values[2, is_high] = most[is_high]
+        weight = 1 / np.where(is_high, steps_count, np.minimum(count + 1, steps_count))
         self._reference[:, rows] += weight * (values - self._reference[:, rows])
         self._taken_count[rows] = count + 1
 
