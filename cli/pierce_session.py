@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -61,10 +62,12 @@ class Plan:
 class Session:
     """Use as an asynchronous context; ``feed`` it; ask for ``exit_code`` and ``answer`` after it.
 
-    The detector is asked from one task at a time, in a thread: whoever serves connections in this loop is not held up.
+    The detector lives in a thread of its own: whoever serves connections in this loop is not held up.
     """
 
     def __init__(self, plan: Plan, console: Console) -> None:
+        import pyarrow as pa
+
         from spikeprof.analyzers.cache_pierce.detector import Detector
         from spikeprof.reports.pierce.dispatcher import Dispatcher
         from spikeprof.reports.pierce.history import History
@@ -72,6 +75,8 @@ class Session:
         from spikeprof.reports.pierce.metrics import PierceMetrics
         from spikeprof.reports.pierce.redact import Redactor
 
+        if plan.live:  # it runs for long: give memory back where Arrow's own pool would keep it
+            pa.set_memory_pool(pa.system_memory_pool())
         showing, routing = plan.showing, plan.routing
         self._plan = plan
         self._redactor: Redactor | None = None
@@ -89,7 +94,7 @@ class Session:
         self._dispatcher = Dispatcher(routes if prints_itself else [self._view, *routes], say)
         self._metrics = PierceMetrics()
         self._history = History()
-        self._lock = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, "detector")
         self._ticking: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
         self._saved_s = self._told_s = time.monotonic()
@@ -135,6 +140,7 @@ class Session:
             self._view.__exit__(kind, error, trace)
             self._metrics.close()
         await self._save()
+        self._thread.shutdown()
         self._close(snapshot)
 
     def _stop(self) -> None:
@@ -184,8 +190,7 @@ class Session:
         await self._show()
 
     async def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        async with self._lock:
-            return await asyncio.to_thread(question, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, question, *arguments)
 
     def _take(self, alerts: list[Alert]) -> None:
         for alert in alerts:
