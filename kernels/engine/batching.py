@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -77,7 +78,7 @@ class Server:
         self.failure: BaseException | None = None
         self._changed: dict[int, asyncio.Event] = {}  # of open requests; wakes their iterators, but keeps none alive
         self._new: list[Request] = []
-        self._cancelled: list[Request] = []
+        self._cancelled: deque[Request] = deque()  # iterators are collected, and append to it, in any thread
         self._wake = asyncio.Event()
         self._is_closing = False
         self._task: asyncio.Task[None] | None = None
@@ -112,7 +113,7 @@ class Server:
         """End a request before the next step; its pages go back. Nothing happens where it is done already."""
         if not request.is_done and self._loop is not None and not self._loop.is_closed():
             self._cancelled.append(request)
-            self._loop.call_soon_threadsafe(self._wake.set)  # an iterator can be collected in any thread
+            self._loop.call_soon_threadsafe(self._wake.set)
 
     async def __aenter__(self) -> Server:
         if self._task is not None:
@@ -152,7 +153,7 @@ class Server:
     def _apply(self) -> None:
         """Pass on what tasks asked for since the last step."""
         self._new, new = [], self._new
-        self._cancelled, cancelled = [], self._cancelled
+        cancelled = [self._cancelled.popleft() for _ in range(len(self._cancelled))]
         for request in new:
             self.engine.scheduler.add(request)
         for request in cancelled:

@@ -151,11 +151,19 @@ class Scheduler:
         return max(0.0, self.waiting[0].arrived_s + self.limits.max_delay_s - time.perf_counter())
 
     def step(self) -> list[Request]:
-        """Admit and prefill what is due, then run one decode step; returns the requests that got a token or more."""
-        with mark("step", step=self.steps_count):
-            self.steps_count += 1
-            served = self._admit()
-            served += [request for request in self._decode() if request not in served]
+        """Admit and prefill what is due, then run one decode step; returns the requests that got a token or more.
+
+        Where a step raises, nobody knows what it has written: what ran is preempted, and is run again by the next one.
+        """
+        try:
+            with mark("step", step=self.steps_count):
+                self.steps_count += 1
+                served = self._admit()
+                served += [request for request in self._decode() if request not in served]
+        except BaseException:
+            for request in reversed(self.running.copy()):
+                self._preempt(request)
+            raise
         return served
 
     def check_request(self, prompt: list[int], max_new_tokens: int) -> None:

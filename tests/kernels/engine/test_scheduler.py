@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 
 import pytest
 
+from spikeprof.kernels.engine import model, scheduler
 from spikeprof.kernels.engine.config import ModelConfig
 from spikeprof.kernels.engine.engine import Engine
 from spikeprof.kernels.engine.sampling import Sampling
@@ -175,3 +177,28 @@ def test_logits_that_are_not_finite_are_told(temperature: float) -> None:
             run.generate([[1, 2], [3]], 4, temperature=temperature)
         assert run.scheduler.is_idle
         assert run.runner.cache.usage().sequences_count == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tokens_are_right_after_steps_that_raised(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = random.Random(seed)
+    asked = [([source.randrange(40) for _ in range(source.randint(1, 12))], source.randint(1, 9)) for _ in range(6)]
+    whole, broken = engine(), engine(max_batch=3, page_size=4)
+    want = [whole.generate(*request).tokens[0] for request in asked]
+    requests = [queued(broken.scheduler, *request) for request in asked]
+    while not broken.scheduler.is_idle:
+        with monkeypatch.context() as patch:
+            if source.random() < 0.4:
+                where, name = source.choice([(model, "prefill"), (model, "decode"), (scheduler, "sample")])
+                function, is_late = getattr(where, name), source.random() < 0.5
+
+                def failing(*arguments: object, function=function, is_late=is_late) -> None:
+                    if is_late:
+                        function(*arguments)
+                    raise MemoryError("the device is full")
+
+                patch.setattr(where, name, failing)
+            with contextlib.suppress(MemoryError):
+                broken.step()
+    assert [request.tokens for request in requests] == want
+    assert broken.runner.cache.usage().sequences_count == 0
