@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -153,3 +155,26 @@ def test_damaged_indexes(tmp_path: Path, index: str, problem: str) -> None:
 def test_a_folder_without_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has neither model.safetensors.index.json nor model.safetensors"):
         Checkpoint(tmp_path)
+
+
+def test_damage_of_any_kind_is_told_or_harms_no_tensor(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    write_shard(path, {"a": torch.ones(3, 4), "b": torch.ones(5).half(), "c": torch.zeros(0, 3)})
+    whole = path.read_bytes()
+    pieces = [b'"', b"{", b"}", b"[", b"-", b"9" * 30, b"null", rb"\ud800", b"NaN", b"1e9", b"\0", b"\xff"]
+    for seed in range(400):
+        source = random.Random(seed)
+        damaged = bytearray(whole)
+        for _ in range(source.randint(1, 3)):
+            at = source.randrange(len(damaged))
+            if source.random() < 0.3:
+                del damaged[at + 1 :]
+            elif source.random() < 0.5:
+                damaged[at] = source.randrange(256)
+            else:
+                damaged[at:at] = source.choice(pieces)
+        path.write_bytes(damaged)
+        with contextlib.suppress(CheckpointError):
+            found = Checkpoint(path)
+            for name, shape in {"a": (3, 4), "b": (5,), "c": (0, 3)}.items():
+                found.read(name, torch.empty(shape))
