@@ -12,8 +12,10 @@ import secrets
 from dataclasses import replace
 
 from spikeprof.analyzers.cache_pierce.model import EVERY, Alert, Snapshot
+from spikeprof.analyzers.cache_pierce.patterns import ANY
 
 _DIGITS = 12
+_PLACEHOLDERS = ("{n}", "{hex}", "{token}", "{uuid}", ANY)  # a key may hold other braces: Redis's hash tags
 
 
 class Redactor:
@@ -32,7 +34,8 @@ class Redactor:
 
     def pattern(self, pattern: str) -> str:
         """The pattern, hashed where it is a whole key."""
-        return pattern if "{" in pattern or pattern in ("", EVERY) else self.key(pattern)
+        was_folded = any(placeholder in pattern for placeholder in _PLACEHOLDERS)
+        return pattern if was_folded or pattern in ("", EVERY) else self.key(pattern)
 
     def alert(self, alert: Alert) -> Alert:
         """The alert without keys."""

@@ -235,6 +235,7 @@ def test_no_key_is_left_after_redacting() -> None:
     assert alert.pattern == redactor.key("session-of-jane")
     assert redactor.alert(made.alert()).pattern == "user:{n}"
     assert redactor.alert(made.illegal()).pattern == "*"
+    assert redactor.pattern("{jane}.followers") == redactor.key("{jane}.followers")
     snapshot = redactor.snapshot(made.snapshot(made.row(pattern="session-of-jane"), active=(whole,)))
     assert "jane" not in repr(snapshot)
     assert "user:901" not in repr(snapshot)
