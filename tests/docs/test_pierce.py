@@ -11,15 +11,15 @@ from spikeprof.analyzers.cache_pierce.options import Options
 from spikeprof.cli.pierce import pierce
 
 PAGE = (ROOT / "docs" / "pierce.md").read_text(encoding="utf-8")
-_FIELD = re.compile(r"    (\w+): (?:int|float) = [^#]*# (.*)")
+_FIELD = re.compile(r"    (\w+): (?:int|float) = [^#]*(?:# (.*))?")
 
 
 def thresholds() -> str:
     """The table of thresholds: names, defaults and comments of the code."""
     rows: list[list[str]] = []
     for line in inspect.getsource(options).partition("__post_init__")[0].splitlines():
-        if match := _FIELD.match(line):
-            rows.append([match[1], f"{getattr(Options(), match[1]):,}", match[2]])
+        if match := _FIELD.fullmatch(line):
+            rows.append([match[1], f"{getattr(Options(), match[1]):,}", match[2] or ""])
         elif rows and re.match(r"    # (?!penetration|states|baseline|hot|illegal|event|bounds)", line):
             rows[-1][2] += " " + line.strip("# ")
     cells = ["| threshold | default | meaning |", "|--|--|--|"]
