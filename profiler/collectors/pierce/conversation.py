@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
+from spikeprof.profiler.collectors.pierce.found import Found, ProxyCounts
 from spikeprof.profiler.collectors.pierce.replies import EMPTY, ERROR, NIL, SOME, Reply
 from spikeprof.profiler.collectors.pierce.resp import Command
 
 #: Commands whose replies may be outstanding on one connection before it is no longer followed.
-PENDING_MAX = 1_000_000
+PENDING_MAX = 250_000
 
 #: Reads whose one reply says of one key whether it is there; nil = miss.
 _SINGLE = frozenset((b"GET", b"GETEX", b"GETDEL", b"HGET"))
@@ -35,68 +36,6 @@ _STRINGS = frozenset((_DOLLAR, _NULL))
 _REPLICATION = "replication: no replies from here on"
 
 TenantOf = Literal["none", "user", "db"]
-
-
-@dataclass(slots=True)
-class ProxyCounts:
-    """What a proxy saw and what it left out; nothing is left out without being counted here."""
-
-    connections: int = 0
-    open_connections: int = 0
-    lookups: int = 0
-    dropped_lookups: int = 0
-    """Known, but the receiver was still busy with too many earlier ones."""
-    unclear_lookups: int = 0
-    """Keys too long to keep, and EXISTS of several keys of which some exist: the reply does not say which."""
-    failed_lookups: int = 0
-    """Keys of look-ups that were answered with an error."""
-    unanswered_lookups: int = 0
-    """Keys of look-ups sent under CLIENT REPLY OFF or SKIP."""
-    unread_bytes: int = 0
-    """Forwarded, but not looked into, since analysis was behind or the connection is not followed."""
-    unfollowed: int = 0
-    """How often a connection ceased to be followed."""
-    malformed: int = 0
-    """Connections whose client sent what is no RESP, or whose upstream did."""
-    refused: int = 0
-    """Connections ended with an error because the upstream could not be reached or was lost."""
-    nil_answers: int = 0
-    limit_answers: int = 0
-    """Commands that the guard answered in place of the upstream."""
-    guard_errors: int = 0
-    receiver_errors: int = 0
-
-
-class Found:
-    """Look-ups being collected: keys and whether they hit, and runs of them with the same tenant and time."""
-
-    __slots__ = ("hits", "keys", "runs")
-
-    def __init__(self) -> None:
-        self.keys: list[bytes] = []
-        self.hits: list[bool] = []
-        self.runs: list[tuple[int, str, float]] = []
-        """Index of the first look-up, tenant, and time (Unix seconds) of each run."""
-
-    def run(self, tenant: str, now_s: float) -> None:
-        """What is added from here on has this tenant and time."""
-        if not self.runs or self.runs[-1][1:] != (tenant, now_s):
-            self.runs.append((len(self.keys), tenant, now_s))
-
-    def drop_beyond(self, count: int) -> int:
-        """Keep the first ``count``; how many were dropped."""
-        beyond = len(self.keys) - count
-        if beyond <= 0:
-            return 0
-        del self.keys[count:], self.hits[count:]
-        self.runs = [run for run in self.runs if run[0] < count]
-        return beyond
-
-    def take(self) -> tuple[list[bytes], list[bool], list[tuple[int, str, float]]]:
-        """What was collected; begin anew."""
-        taken = (self.keys, self.hits, self.runs)
-        self.keys, self.hits, self.runs = [], [], []
-        return taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +155,21 @@ class Conversation:
             for _ in range(count):
                 pending.popleft()
         self.admitted = True
-        self.found.run(self._tenant, self.now_s)
+        self.found.run(self._tenant, self.now_s, self._db)
         self.found.keys += keys  # type: ignore[arg-type]
         self.found.hits += hits
+        return True
+
+    def lines(self, count: int) -> bool:
+        """Replies of one line, no errors; False, and nothing done, where they answer what matters further."""
+        pending = self.pending
+        if self._special or self._in_multi or self.lost or len(pending) < count:
+            return False
+        if any(waiting is not None for waiting in islice(pending, count)):
+            return False
+        for _ in range(count):
+            pending.popleft()
+        self.admitted = True
         return True
 
     # -- commands ----------------------------------------------------------------------------------------------------
@@ -456,7 +407,7 @@ class Conversation:
             self._counts.unclear_lookups += 1
             return
         found = self.found
-        found.run(self._tenant, self.now_s)
+        found.run(self._tenant, self.now_s, self._db)
         found.keys.append(key)
         found.hits.append(hit)
 

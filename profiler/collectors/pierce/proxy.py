@@ -14,13 +14,17 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from spikeprof.profiler.collectors.pierce.conversation import Conversation, Found, ProxyCounts, TenantOf
-from spikeprof.profiler.collectors.pierce.link import Client, GuardedClient
+from spikeprof.profiler.collectors.pierce.conversation import Conversation, TenantOf
+from spikeprof.profiler.collectors.pierce.found import Found, ProxyCounts, Run
+from spikeprof.profiler.collectors.pierce.guarded import GuardedClient
+from spikeprof.profiler.collectors.pierce.link import Client
+from spikeprof.profiler.collectors.pierce.ttl import TtlProbe
 from spikeprof.profiler.errors import UsageError
 from spikeprof.profiler.lookups import Lookups, lookups, text_of
 
@@ -59,15 +63,20 @@ class ProxyOptions:
     """The name to hold the upstream's certificate against, where it is not the host."""
     connect_timeout_s: float = 3.0
     """A client gets an error when the upstream cannot be reached in this time."""
+    ttl_keys_max: int = 0
+    """Of each batch, for at most so many entries that were found the upstream is asked how long they still live."""
+    ttl_user: str | None = None
+    ttl_password: str | None = field(default=None, repr=False)
+    """Who asks."""
     batch_s: float = 0.05
     """Look-ups are handed over at most this often."""
-    held_lookups_max: int = 1_000_000
+    held_lookups_max: int = 300_000
     """Look-ups that wait for a busy receiver; further ones are dropped and counted."""
     analysis_every_s: float = 0.02
     """Copies are looked into this long after they were made, so that several are looked into at once."""
     analysis_share_max: float = 0.5
     """Looking into copies takes at most this share of the time, in slices between which traffic is served."""
-    unread_bytes_max: int = 32 << 20
+    unread_bytes_max: int = 16 << 20
     """Copies that wait to be looked into; with more, connections cease to be followed."""
     quiet_s: float = 0.05
     """Such a connection is followed again after a pause as long as this, once every command was answered."""
@@ -79,6 +88,7 @@ class Proxy:
     ``on_lookups`` is awaited with each batch; while it runs, look-ups are collected. ``guard`` is asked of each key
     that is looked up outside MULTI, before the command is sent; without one, nothing is ever held back. Where a
     client has not shown that the upstream serves it, the guard is not asked: it must not replace authentication.
+    Raises UsageError for a share of time that is none.
     """
 
     def __init__(
@@ -89,6 +99,8 @@ class Proxy:
         guard: Guard | None = None,
         options: ProxyOptions | None = None,
     ) -> None:
+        if not 0 < (options or ProxyOptions()).analysis_share_max <= 1:
+            raise UsageError("the share of time for analysis must be above 0 and at most 1")
         self.listen = listen
         self.upstream = upstream
         self.guard = guard
@@ -102,6 +114,16 @@ class Proxy:
         self._waiting: deque[Client] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._closing = asyncio.Event()
+        self._probe: TtlProbe | None = None
+        if self.options.ttl_keys_max:
+            self._probe = TtlProbe(
+                upstream.host,
+                upstream.port,
+                tls=self.options.upstream_tls,
+                tls_name=self.options.upstream_name,
+                user=self.options.ttl_user,
+                password=self.options.ttl_password,
+            )
         self._handing_over: asyncio.Task[None] | None = None
 
     @property
@@ -144,6 +166,8 @@ class Proxy:
             self._waiting.popleft().analyse(float("inf"))
         self._counts.dropped_lookups += self.found.drop_beyond(self.options.held_lookups_max)
         await self._batch()
+        if self._probe is not None:
+            self._probe.close()
 
     # -- what connections call ---------------------------------------------------------------------------------------
 
@@ -178,7 +202,13 @@ class Proxy:
         until_s = time.perf_counter() + _SLICE_S
         while waiting and time.perf_counter() < until_s:
             client = waiting.popleft()
-            if not client.analyse(until_s):
+            try:
+                done = client.analyse(until_s)
+            except Exception:  # a fault of ours costs one connection's look-ups, not the traffic
+                self._counts.analysis_errors += 1
+                client.give_up()
+                done = client.analyse(until_s)
+            if not done:
                 waiting.append(client)
         self._counts.dropped_lookups += self.found.drop_beyond(options.held_lookups_max)
         self._timer = None
@@ -206,10 +236,26 @@ class Proxy:
                 await asyncio.wait_for(self._closing.wait(), self.options.batch_s)
             await self._batch()
 
+    async def _ttls_s(self, keys: list[bytes], hits: list[bool], runs: list[Run]) -> npt.NDArray[np.float64] | None:
+        """Seconds left of some of the entries found in database 0, NaN for the others; None where nobody asks."""
+        if self._probe is None:
+            return None
+        starts, _, _, databases = zip(*runs, strict=True)
+        asked_db = np.repeat(np.array(databases) == "0", np.diff([*starts, len(keys)]))
+        at = np.flatnonzero(np.array(hits, np.bool_) & asked_db)
+        at = at[:: max(1, -(-len(at) // self.options.ttl_keys_max))]
+        ttls_s = np.full(len(keys), np.nan)
+        if len(at):
+            ttls_s[at] = await self._probe.ask([keys[index] for index in at])
+        self._counts.ttl_failures = self._probe.failures
+        return ttls_s
+
     async def _batch(self) -> None:
         if not self.found.keys:
             return
-        batch = as_lookups(*self.found.take())
+        keys, hits, runs = self.found.take()
+        ttls_s = await self._ttls_s(keys, hits, runs)
+        batch = as_lookups(keys, hits, runs, ttls_s)
         self._counts.lookups += len(batch)
         try:
             await self._on_lookups(batch)
@@ -217,16 +263,18 @@ class Proxy:
             self._counts.receiver_errors += 1
 
 
-def as_lookups(keys: list[bytes], hits: list[bool], runs: list[tuple[int, str, float]]) -> Lookups:
-    """What was found as one batch; how long entries live is not known to a proxy."""
+def as_lookups(
+    keys: list[bytes], hits: list[bool], runs: list[Run], ttls_s: npt.NDArray[np.float64] | None = None
+) -> Lookups:
+    """What was found as one batch; how long entries still live is not known unless the upstream was asked."""
     binary = pa.array(keys, pa.binary())
     try:
         texts = binary.cast(pa.string())
     except pa.ArrowInvalid:  # not UTF-8
         texts = pa.array([text_of(key) for key in keys], pa.string())
-    starts, tenants, ts_s = zip(*runs, strict=True)
+    starts, tenants, ts_s, _ = zip(*runs, strict=True)
     lengths = np.diff([*starts, len(keys)])
     names = pa.array(tenants, pa.string()).dictionary_encode()
     codes = np.repeat(names.indices.to_numpy(), lengths)
     column = pa.DictionaryArray.from_arrays(pa.array(codes), names.dictionary)
-    return lookups(np.repeat(ts_s, lengths), texts, np.array(hits, np.bool_), tenants=column)
+    return lookups(np.repeat(ts_s, lengths), texts, np.array(hits, np.bool_), ttls_s, column)

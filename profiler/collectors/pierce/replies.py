@@ -31,13 +31,14 @@ _AGGREGATES = frozenset((_STAR, _PUSH, _MAP, _SET, _ATTRIBUTE))
 _ERRORS = frozenset((_MINUS, _BLOB_ERROR))
 _NILS = frozenset((_DOLLAR, _STAR, _NULL))
 _COUNTED = frozenset((_COLON, _STAR, _MAP, _SET, _BOOL))
-_STRINGS = re.compile(rb"\$(?:-1\r\n|([0-9]{1,5})\r\n([^\r\n]*)\r\n)").findall
-_NIL_BYTES, _STRING_BYTES = len(b"$-1\r\n"), len(b"$\r\n\r\n")
+_STRINGS = re.compile(rb"\$([0-9]{1,5})\r\n([^\r\n]*)\r\n|(\$-1|_)\r\n").findall
+_SIMPLE = re.compile(rb"[+:]([^\r\n]*)\r\n").findall
+_STRING_BYTES, _LINE_BYTES = len(b"$\r\n\r\n"), len(b"\r\n")
 _STREAMED = 0  # kind of an open streamed string: no type byte of the protocol
 
 
 def only_strings(data: bytes) -> list[bool] | None:
-    """For each reply whether it is there, where ``data`` is complete strings and nils of RESP2 and nothing else.
+    """For each reply whether it is there, where ``data`` is complete strings and nils and nothing else.
 
     None where it is not, or may not be. The pattern's matches cannot overlap: they are all of the data when their
     lengths add up to its length.
@@ -45,12 +46,19 @@ def only_strings(data: bytes) -> list[bool] | None:
     found = _STRINGS(data)
     if not found:
         return None
-    sizes, texts = zip(*found, strict=True)
-    nils = sizes.count(b"")
-    total = _NIL_BYTES * nils + _STRING_BYTES * (len(sizes) - nils) + sum(map(len, sizes)) + sum(map(len, texts))
+    sizes, texts, nils = zip(*found, strict=True)
+    there = len(nils) - sum(map(bool, nils))
+    total = _STRING_BYTES * there + _LINE_BYTES * (len(nils) - there)
+    total += sum(map(len, sizes)) + sum(map(len, texts)) + sum(map(len, nils))
     if total != len(data) or [int(size or 0) for size in sizes] != list(map(len, texts)):
         return None
-    return list(map(bool, sizes))
+    return [not nil for nil in nils]
+
+
+def only_lines(data: bytes) -> int:
+    """How many replies ``data`` is, where it is complete lines that are no errors and nothing else; 0 where not."""
+    found = _SIMPLE(data)
+    return len(found) if sum(map(len, found)) + (1 + _LINE_BYTES) * len(found) == len(data) else 0
 
 
 class Items:

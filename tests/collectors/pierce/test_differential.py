@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from collectors.pierce.live import Redis, Wire, command, proxied
 
-from spikeprof.profiler.collectors.pierce.proxy import ProxyCounts
+from spikeprof.profiler.collectors.pierce.found import ProxyCounts
 
 #: What cannot be compared: differs by time, chance, process or connection, or ends it, or waits.
 _LEFT_OUT = (

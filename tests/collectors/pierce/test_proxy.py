@@ -12,6 +12,7 @@ import pytest
 from collectors.pierce.live import HOST, Redis, Wire, command, free_port, proxied
 
 from spikeprof.profiler.collectors.pierce import conversation as conversation_module
+from spikeprof.profiler.collectors.pierce.found import ProxyCounts
 from spikeprof.profiler.collectors.pierce.proxy import Address, Proxy, ProxyOptions
 from spikeprof.profiler.errors import UsageError
 
@@ -184,8 +185,35 @@ def test_tenants_are_users_or_databases(redis: Redis) -> None:
         assert proxy.found() == [("a", False, "0"), ("b", False, "3"), ("c", False, "3")]
 
 
+def test_how_long_entries_live_is_asked_where_wanted(tmp_path: Path) -> None:
+    server = Redis(tmp_path, "--requirepass", "hush-hush")
+    options = ProxyOptions(ttl_keys_max=3, ttl_password="hush-hush")
+    assert "hush" not in repr(options)
+    with proxied(server.port, options=options) as proxy, Wire(proxy.port) as wire:
+        wire.ask(command("AUTH", "hush-hush") + command("SET", "a", "1", "EX", "100"), b"+OK\r\n+OK\r\n")
+        wire.ask(command("SET", "b", "1") + command("SELECT", "1") + command("SET", "a", "1"), b"+OK\r\n" * 3)
+        one = b"$1\r\n1\r\n"
+        wire.ask(
+            command("GET", "a") + command("SELECT", "0") + command("MGET", "a", "b", "x"),
+            one + b"+OK\r\n*3\r\n" + one * 2 + NIL,
+        )
+        found = proxy.found()
+        left_s = [ttl for batch in proxy.batches for ttl in batch.ttls_s.tolist()]
+    server.kill()
+    assert [key for key, _, _ in found] == ["a", "a", "b", "x"]
+    assert 90 < left_s[1] <= 100
+    assert np.isnan([left_s[0], *left_s[2:]]).all()  # another database, without end, not there
+    assert proxy.proxy.counts.ttl_failures == 0
+    with proxied(free_port(), options=ProxyOptions(ttl_keys_max=1)) as proxy:
+        proxy.call(lambda: proxy.proxy.found.run("", 1.0, "0"))
+        proxy.call(lambda: proxy.proxy.found.keys.append(b"k"))
+        proxy.call(lambda: proxy.proxy.found.hits.append(True))
+        assert proxy.found() == [("k", True, "")]
+    assert proxy.proxy.counts.ttl_failures == 1
+
+
 def test_passwords_are_not_kept() -> None:
-    counts = conversation_module.ProxyCounts()
+    counts = ProxyCounts()
     conversation = conversation_module.Conversation(counts)
     conversation.commands([([b"AUTH", b"team", b"hush-hush"], 0), ([b"HELLO", b"3", b"AUTH", b"me", b"hush-hush"], 0)])
     kept = [waiting.args for waiting in conversation.pending if isinstance(waiting, conversation_module._Waiting)]

@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spikeprof.profiler.collectors.pierce import replies as replies_module
-from spikeprof.profiler.collectors.pierce.replies import EMPTY, ERROR, NIL, SOME, Reply, ReplyParser, only_strings
+from spikeprof.profiler.collectors.pierce.replies import (
+    EMPTY,
+    ERROR,
+    NIL,
+    SOME,
+    Reply,
+    ReplyParser,
+    only_lines,
+    only_strings,
+)
 from spikeprof.profiler.collectors.pierce.resp import (
     ARG_BYTES_MAX,
     ARGS_MAX,
@@ -249,6 +258,13 @@ def test_what_is_no_reply(data: bytes) -> None:
     found, parser = replies_of(b"+OK\r\n" + data, [])
     assert len(found) == 1
     assert parser.broken
+
+
+def test_the_short_ways_know_both_nils_and_count_lines() -> None:
+    assert only_strings(b"_\r\n$1\r\na\r\n$-1\r\n$0\r\n\r\n") == [False, True, False, True]
+    assert only_lines(b"+OK\r\n:1\r\n+\r\n") == 3
+    for data in (b"+OK\r\n-ERR\r\n", b"+OK", b"+OK\r\n$-1\r\n", b"", b"+a\nb\r\n"):
+        assert only_lines(data) == 0
 
 
 @given(st.lists(st.one_of(st.none(), st.binary(max_size=12)), min_size=1, max_size=6), st.binary(max_size=4))
