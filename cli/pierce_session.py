@@ -121,14 +121,16 @@ class Session:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, self._stop)
             self._ticking = loop.create_task(self._tick())
+            self._ticking.add_done_callback(lambda task: self.stop())  # it ends by a fault alone, or with the session
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        failure: BaseException | None = None
         if self._ticking is not None:
             self._ticking.cancel()
-            await asyncio.gather(self._ticking, return_exceptions=True)
+            (failure,) = await asyncio.gather(self._ticking, return_exceptions=True)
         if self._building is not None:
             self._building.cancel()
         try:
@@ -142,6 +144,8 @@ class Session:
         await self._save()
         self._thread.shutdown()
         self._close(snapshot)
+        if isinstance(failure, Exception) and error is None:
+            raise failure
 
     def _stop(self) -> None:
         """End in good order; a second signal ends at once."""

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spikeprof.analyzers.cache_pierce.model import Alert, PatternRow, Snapshot
-from spikeprof.analyzers.cache_pierce.patterns import ANY
+from spikeprof.analyzers.cache_pierce.patterns import ANY, prefix_of
 from spikeprof.reports import format as fmt
 from spikeprof.reports.kernel_names import clip, printable
 from spikeprof.reports.pierce import texts
@@ -112,21 +112,26 @@ class TerminalRoute:
 def shown_rows(snapshot: Snapshot, most: int = MAX_ROWS) -> list[PatternRow]:
     """Rows for a reader: what alerts first, then the busiest. Wider rows that say nothing of their own are left out."""
     order = {"alerting": 0, "suspect": 1}
-    telling = [row for row in snapshot.rows if not _is_explained(row, snapshot.rows)]
+    explained = _explained_counts(snapshot.rows)
+    telling = [
+        row
+        for row in snapshot.rows
+        if row.state == "alerting"
+        or explained.get((row.tenant, row.pattern), 0) < _EXPLAINED_SHARE * row.lookups_count
+        or not row.pattern.endswith(ANY)
+    ]
     return sorted(telling, key=lambda row: (order.get(row.state, 2), -row.qps))[:most]
 
 
-def _is_explained(row: PatternRow, rows: Sequence[PatternRow]) -> bool:
-    """Whether a wider row (``user:{any}``) does not alert, and hardly anything in it has no row of its own."""
-    if not row.pattern.endswith(ANY) or row.state == "alerting":
-        return False
-    prefix = row.pattern.removesuffix(ANY)
-    own = sum(
-        other.lookups_count
-        for other in rows
-        if other.tenant == row.tenant and other.pattern.startswith(prefix) and not other.pattern.endswith(ANY)
-    )
-    return own >= _EXPLAINED_SHARE * row.lookups_count
+def _explained_counts(rows: Sequence[PatternRow]) -> dict[tuple[str, str], int]:
+    """Of wider rows (``user:{any}``, ``{any}``): look-ups of patterns in them that have rows of their own."""
+    counts: dict[tuple[str, str], int] = {}
+    for row in rows:
+        if not row.pattern.endswith(ANY):
+            prefix = prefix_of(row.pattern)
+            for wider in {prefix + ANY, ANY}:
+                counts[row.tenant, wider] = counts.get((row.tenant, wider), 0) + row.lookups_count
+    return counts
 
 
 def numbers(row: PatternRow) -> tuple[str, str, str, str]:
