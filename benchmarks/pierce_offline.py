@@ -1,8 +1,8 @@
 """How many look-ups per second the penetration detector takes in, and in how much memory.
 
 ``python benchmarks/pierce_offline.py [--events N]``: N look-ups (default 10 million) in blocks of 65,536, of everyday
-keys with folded ids, and then of random keys that are all different. Blocks are made between timings. Each kind runs in a
-process of its own; memory is the highest resident set of that process, all libraries and the making of blocks included.
+keys with folded ids, and then of random keys that are all different. Blocks are made between timings. Each kind runs
+in a process of its own; memory is the highest resident set of that process, with all libraries and the making of blocks.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A key that hit lately and misses now was flushed or has expired: it will be filled. A key whose misses end in a hit was
 filled. What is left, ``unfilled``, is what nothing speaks for: random keys, ids that do not exist. Hits of keys that
-were new a moment ago (``young_hit``) say that new keys are filled: where they outnumber what is unfilled, there is new
-traffic, or a deploy with new keys, and no penetration.
+were new a moment ago (``young_hit``) say that new keys are filled: where they are not far fewer than what is unfilled,
+there is new traffic, or a deploy with new keys, and no penetration.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ class Options:
     min_miss_rate: float = 0.05  # 0-1
     baseline_miss_rate_floor: float = 0.01  # a baseline below it counts as this much
     min_unfilled_share: float = 0.5  # of the misses: keys neither known, nor hit lately, nor filled since
-    young_hits_ratio: float = 1.0  # unfilled misses must exceed so many times the hits of keys first filled lately
+    young_hits_ratio: float = 4.0  # unfilled misses must exceed so many times the hits of keys first filled lately:
+    # new keys of real traffic soon hit about as often as they miss, and random keys never
     refill_s: float = 30.0  # so long a key counts as hit, or as filled, lately
 
     # states: raise after k of n cells, recover after quiet

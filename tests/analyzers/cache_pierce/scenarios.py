@@ -1,14 +1,15 @@
 """Labelled traffic: what a cache saw, and which alerts it should have led to.
 
-Hits and misses come from a simulated cache with times to live and a delay until a missed key is filled; nothing here knows the
-detector's thresholds, except where a label says from when on true rates pass the issue's limits. Each scenario is a function of
-a random generator and of look-ups per second.
+Hits and misses come from a simulated cache with times to live and a delay until a missed key is filled; nothing here
+knows the detector's thresholds, except where a label says from when on true rates pass the rule's limits. Each scenario
+is a function of a random generator and of look-ups per second.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -21,7 +22,7 @@ BLOCK_S = 2.0
 
 @dataclass(frozen=True)
 class Expected:
-    """One incident: an alert of ``rule`` must come within ``within_s`` of ``start_s``; others until ``end_s`` are of it.
+    """One incident: an alert of ``rule`` must come within ``within_s`` of ``start_s``; more until ``end_s`` are of it.
 
     ``tenant`` None: any.
     """
@@ -168,7 +169,7 @@ class Traffic:
         hits, left_s = [], []
         cuts = [0, *np.searchsorted(ts_s, flush_s).tolist(), len(ts_s)]
         named = keys if len(set(tenants.tolist())) == 1 else tenants + "/" + keys
-        for first, last in zip(cuts[:-1], cuts[1:], strict=True):
+        for first, last in pairwise(cuts):
             if first:
                 self.cache.entries.clear()
             found = self.cache.look_up(self.rng, ts_s[first:last], named[first:last], there[first:last])
@@ -260,7 +261,7 @@ def deploy_version(rng: Rng, qps: float) -> Scenario:
 
 
 def slow_store(rng: Rng, qps: float) -> Scenario:
-    """The store behind is slow for a while after a flush: missed keys are filled only seconds later, and clients retry."""
+    """The store behind is slow for a while after a flush: missed keys are filled seconds later, and clients retry."""
     flow = traffic(rng, qps)
     start = onset(rng)
     flow.usual(qps, 0, start + 60)
@@ -295,7 +296,7 @@ def random_keys(rng: Rng, qps: float) -> Scenario:
 
 
 def known_keys(rng: Rng, qps: float) -> Scenario:
-    """Keys that exist nowhere, while the detector knows which exist: over 100 per second, spread over several patterns."""
+    """Keys that exist nowhere, while the detector knows which exist: over 100 per second, over several patterns."""
     flow = traffic(rng, qps)
     start = onset(rng)
     flow.usual(qps, 0, start + 50, missing_share=0.005)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from analyzers.cache_pierce.scenarios import T0_S, Expected, Scenario  # tests/ is on the path
+
 from spikeprof.analyzers.cache_pierce.detector import Detector
 from spikeprof.analyzers.cache_pierce.known import KnownKeys
 from spikeprof.analyzers.cache_pierce.model import Alert
@@ -12,7 +13,7 @@ from spikeprof.analyzers.cache_pierce.model import Alert
 
 @dataclass
 class Score:
-    """Incidents found and missed; alerts that belong to none; more than one alert for an incident; delays in seconds."""
+    """Incidents found and missed; alerts that belong to none; further alerts about an incident; delays in seconds."""
 
     found_count: int = 0
     missed_count: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -176,7 +177,7 @@ def test_the_size_of_blocks_changes_nothing(block_s: float) -> None:
     times, keys, hits = whole.ts_s[order], np.array(whole.keys.to_pylist(), object)[order], whole.hits[order]
     detector, alerts = Detector(QUICK), []
     cuts = np.searchsorted(times, np.arange(T0_S, T0_S + 100 + block_s, block_s))
-    for first, last in zip(cuts[:-1], cuts[1:], strict=True):
+    for first, last in pairwise(cuts.tolist()):
         alerts += detector.feed(lookups(times[first:last], keys[first:last].tolist(), hits[first:last]))
     alerts += detector.finish()
     # at 60.5 there were 50 + 200 look-ups in a second: not above 250; those at 60.75, 61 and 61.25 are three in a row
