@@ -160,8 +160,6 @@ def _bars(incidents: Sequence[Incident], end_s: float) -> fig.Plotly:
 
 def _row(incident: Incident) -> str:
     notice = incident.worst
-    if notice.rule == "hot-missing-key":
-        return f"{texts.where(notice)}, one key"
     return "keys that exist nowhere" if notice.rule == "illegal-keys" else texts.where(notice)
 
 

@@ -27,6 +27,7 @@ _STYLE = """
 .card.warn { border-left-color: var(--warn); } .warn .badge { background: var(--warn-soft); color: var(--warn); }
 .card.alert { border-left-color: var(--crit); } .alert .badge { background: var(--crit-soft); color: var(--crit); }
 .critical .badge { background: var(--crit); color: var(--card); }
+.cards { align-items: start; }
 #notices td.text { min-width: 26rem; }
 """
 

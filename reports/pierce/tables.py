@@ -104,7 +104,7 @@ def notices(alerts: Sequence[Alert]) -> HtmlTable | None:
             Cell(alert.kind, "short"),
             Cell(alert.severity, "short"),
             Cell(alert.rule, "short"),
-            _name(texts.where(alert)),
+            _name(texts.place(alert.tenant, alert.pattern)),
             Cell(_numbers(alert), "text"),
             _keys(alert),
         ]

@@ -23,7 +23,7 @@ _RULES = {
         "for a short time, or limit the pattern.",
     ),
     "hot-missing-key": (
-        "One missing key is asked for again and again",
+        "A missing key is asked for again and again",
         "Nearly every look-up of this one key misses, and nothing fills it.",
         "Keep the answer “there is none” for this key for a short time, or find why nobody writes it.",
     ),
@@ -45,6 +45,7 @@ _TITLES = {
     "nowhere_share": "Misses of keys that exist nowhere",
     "distinct_share": "Different keys among look-ups",
     "illegal_per_s": "Such look-ups",
+    "young_hits_per_s": "Hits of keys filled lately",
     "lookups_count": "Look-ups",
     "lasted_s": "Lasted",
 }
@@ -109,8 +110,11 @@ def rate(value: float | None) -> str:
 
 
 def where(alert: Alert) -> str:
-    """``user:{n}``, with the tenant where there are several; everything for rules over the whole cluster."""
-    return place(alert.tenant, alert.pattern)
+    """``user:{n}``, with the tenant where there are several; of a rule about one key the key, too."""
+    here = place(alert.tenant, alert.pattern)
+    if alert.rule != "hot-missing-key" or not alert.keys:
+        return here
+    return f"{clip(printable(alert.keys[0]), _PATTERN_CHARS)} ({here})"
 
 
 def place(tenant: str, pattern: str) -> str:

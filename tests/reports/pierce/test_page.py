@@ -182,6 +182,13 @@ def test_wider_rows_that_add_nothing_are_not_shown() -> None:
     assert "all look-ups" in text
 
 
+def test_a_hot_key_is_named() -> None:
+    told = history()
+    told.note(made.alert(rule="hot-missing-key", severity="warn", keys=("user:901",)))
+    text = Page(render_html(run(history=told))).shown
+    assert "A missing key is asked for again and again hot-missing-key user:901 (user:{n}); raised" in text
+
+
 def test_the_answer_as_data() -> None:
     found = answer(run())
     assert [n["attributes"]["cache_pierce.kind"] for n in found["notices"]] == [
