@@ -25,7 +25,15 @@ _SINGLE = frozenset((b"GET", b"GETEX", b"GETDEL", b"HGET"))
 LOOKUPS = _SINGLE | {b"MGET", b"HMGET", b"HGETALL", b"EXISTS"}
 _SUBSCRIBES = frozenset((b"SUBSCRIBE", b"PSUBSCRIBE", b"SSUBSCRIBE", b"UNSUBSCRIBE", b"PUNSUBSCRIBE", b"SUNSUBSCRIBE"))
 _SESSION = frozenset((b"AUTH", b"HELLO", b"SELECT", b"MULTI", b"EXEC", b"DISCARD", b"RESET", b"MONITOR"))
-_STATE = _SESSION | _SUBSCRIBES | {b"CLIENT", b"SYNC", b"PSYNC", b"QUIT", b"SHUTDOWN"}
+#: What may rightly take long to answer.
+_BLOCKING = frozenset(
+    (
+        *(b"BLPOP", b"BRPOP", b"BLMOVE", b"BLMPOP", b"BZPOPMIN", b"BZPOPMAX", b"BZMPOP", b"BRPOPLPUSH", b"XREAD"),
+        *(b"XREADGROUP", b"WAIT", b"WAITAOF", b"EVAL", b"EVALSHA", b"EVAL_RO", b"EVALSHA_RO", b"FCALL", b"FCALL_RO"),
+        *(b"MIGRATE", b"DEBUG"),
+    )
+)
+_STATE = _SESSION | _SUBSCRIBES | _BLOCKING | {b"CLIENT", b"SYNC", b"PSYNC", b"QUIT", b"SHUTDOWN"}
 #: Commands of which the arguments are needed; those of AUTH and HELLO only for the user's name.
 WANTED = LOOKUPS | _STATE
 #: Allowed before a client has shown who it is: their success proves nothing.
@@ -111,6 +119,13 @@ class Conversation:
         """Whether a reply of our own would be in its place: no MULTI, no subscriber, no MONITOR, every reply wanted."""
         subscriber = not self.resp3 and any(self._totals.values())
         return not (self.multi_sent or subscriber or self._monitor or self._off or self._skip or self.lost)
+
+    @property
+    def waits_for_reply(self) -> bool:
+        """Whether the upstream owes a reply to a command that takes no time of its own."""
+        if not self.pending or self.lost:
+            return False
+        return not (isinstance(self.pending[0], _Waiting) and self.pending[0].name in _BLOCKING)
 
     @property
     def ended(self) -> bool:
@@ -207,6 +222,8 @@ class Conversation:
         if name in {b"SYNC", b"PSYNC"}:
             self.lose(_REPLICATION)
             return None
+        if name in _BLOCKING:
+            return _Waiting(name, args[:1])
         if name in _SUBSCRIBES:
             left = len(args) - 1 if len(args) > 1 else -1
             return _Waiting(name, args[:1], left)

@@ -86,6 +86,7 @@ class GuardedClient(Client):
             return
         conversation = self._conversation
         conversation.now_s = time.time()
+        self._looks += 1
         send: list[bytes] = []
         begin = 0
         for reply in self._replies.feed(data):

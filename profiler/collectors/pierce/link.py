@@ -7,6 +7,7 @@ import socket
 import ssl
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from spikeprof.profiler.collectors.pierce.conversation import WANTED, Conversation, Local
@@ -46,6 +47,8 @@ class Client(asyncio.Protocol):
         self._queued = False
         self._blind = False
         self._malformed = False
+        self._looks = 0
+        self._stall = (0, 0.0)
         self._answered_s = 0.0
         self._at_end = True
         self._gone = False
@@ -78,15 +81,15 @@ class Client(asyncio.Protocol):
 
     def hold_reading(self, reason: str) -> None:
         """Read nothing from the client until every reason for it is gone."""
-        self._holds.add(reason)
-        if not self.transport.is_closing():
+        if not self._holds and not self.transport.is_closing():
             self.transport.pause_reading()
+        self._holds.add(reason)
 
     def release_reading(self, reason: str) -> None:
         """One reason is gone."""
-        self._holds.discard(reason)
-        if not self._holds and not self.transport.is_closing():
+        if self._holds == {reason} and not self.transport.is_closing():
             self.transport.resume_reading()
+        self._holds.discard(reason)
 
     def pause_writing(self) -> None:
         """The client reads slowly: so does the proxy from the upstream."""
@@ -196,6 +199,14 @@ class Client(asyncio.Protocol):
         else:
             self.transport.close()
 
+    def check_stall(self, now_s: float, timeout_s: float) -> None:
+        """Refuse a client whose command the upstream has not begun to answer for so long (monotonic seconds)."""
+        waits = self._conversation.waits_for_reply and not (self._requests or self._answers)
+        if not waits or self._stall[0] != self._looks:
+            self._stall = (self._looks, now_s)
+        elif now_s - self._stall[1] >= timeout_s:
+            self.refuse(f"no reply from the upstream {self._proxy.upstream} within {timeout_s:g} s; connect again")
+
     def refuse(self, reason: str) -> None:
         """End the connection with an error in Redis's form."""
         self._proxy.live_counts.refused += 1
@@ -223,12 +234,21 @@ class Client(asyncio.Protocol):
         for chunks, look in ((self._requests, self._look_at_commands), (self._answers, self._look_at_replies)):
             while chunks:
                 data = _joined(chunks)
-                if not self._blind:
-                    look(data)
+                if self._blind:
+                    self._proxy.live_counts.unread_bytes += len(data)
+                else:
+                    self._look(look, data)
                 if chunks and time.perf_counter() > until_s:
                     return False
         self._queued = False
         return True
+
+    def _look(self, look: Callable[[bytes], None], data: bytes) -> None:
+        try:
+            look(data)
+        except Exception:  # a fault of ours costs one connection's look-ups, not its traffic
+            self._proxy.live_counts.analysis_errors += 1
+            self.give_up()
 
     def _look_at_commands(self, data: bytes) -> None:
         commands, conversation = self._commands, self._conversation
@@ -247,6 +267,7 @@ class Client(asyncio.Protocol):
 
     def _look_at_replies(self, data: bytes) -> None:
         replies, conversation = self._replies, self._conversation
+        self._looks += 1
         if not (replies.idle and self._all_alike(data)):
             conversation.replies(replies.feed(data))
         if replies.broken:

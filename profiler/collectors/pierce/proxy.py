@@ -33,6 +33,9 @@ _SLICE_S = 0.001
 #: Slices after which it is seen whether too much waits.
 _LOOK_AT_BYTES_EVERY = 8
 
+#: Connections that wait to be accepted, as Redis has it (tcp-backlog).
+_BACKLOG = 511
+
 OnLookups = Callable[[Lookups], Awaitable[None]]
 #: Of a key: "pass" it to the upstream, answer "nil" at once, or refuse it since its pattern is at its "limit".
 Guard = Callable[[str], str]
@@ -68,6 +71,9 @@ class ProxyOptions:
     ttl_user: str | None = None
     ttl_password: str | None = field(default=None, repr=False)
     """Who asks."""
+    reply_timeout_s: float | None = None
+    """A client gets an error, and its connection ends, when a command was not answered for so long; commands that may
+    block, and scripts, are waited for. None = wait as long as the client does."""
     batch_s: float = 0.05
     """Look-ups are handed over at most this often."""
     held_lookups_max: int = 300_000
@@ -141,7 +147,9 @@ class Proxy:
         loop = asyncio.get_running_loop()
         kind = Client if self.guard is None else GuardedClient
         try:
-            self._server = await loop.create_server(lambda: kind(self), self.listen.host, self.listen.port)
+            self._server = await loop.create_server(
+                lambda: kind(self), self.listen.host, self.listen.port, backlog=_BACKLOG
+            )
         except OSError as error:
             raise UsageError(
                 f"cannot listen on {self.listen}: {error.strerror or error}; choose another address with --listen"
@@ -202,13 +210,7 @@ class Proxy:
         until_s = time.perf_counter() + _SLICE_S
         while waiting and time.perf_counter() < until_s:
             client = waiting.popleft()
-            try:
-                done = client.analyse(until_s)
-            except Exception:  # a fault of ours costs one connection's look-ups, not the traffic
-                self._counts.analysis_errors += 1
-                client.give_up()
-                done = client.analyse(until_s)
-            if not done:
+            if not client.analyse(until_s):
                 waiting.append(client)
         self._counts.dropped_lookups += self.found.drop_beyond(options.held_lookups_max)
         self._timer = None
@@ -235,6 +237,10 @@ class Proxy:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), self.options.batch_s)
             await self._batch()
+            if self.options.reply_timeout_s is not None:
+                now_s = time.monotonic()
+                for client in list(self._clients):
+                    client.check_stall(now_s, self.options.reply_timeout_s)
 
     async def _ttls_s(self, keys: list[bytes], hits: list[bool], runs: list[Run]) -> npt.NDArray[np.float64] | None:
         """Seconds left of some of the entries found in database 0, NaN for the others; None where nobody asks."""

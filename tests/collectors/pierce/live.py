@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
+import os
 import shutil
 import socket
 import subprocess
@@ -96,6 +98,14 @@ def command(*words: str | bytes) -> bytes:
     return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)
 
 
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """The loop that the proxy is to run on where it is there: uvloop; PIERCE_LOOP=asyncio says otherwise."""
+    if os.environ.get("PIERCE_LOOP") != "asyncio" and importlib.util.find_spec("uvloop"):
+        loop: asyncio.AbstractEventLoop = importlib.import_module("uvloop").new_event_loop()
+        return loop
+    return asyncio.new_event_loop()
+
+
 class RunningProxy:
     """A proxy in a thread, with what it found."""
 
@@ -103,7 +113,7 @@ class RunningProxy:
         self.batches: list[Lookups] = []
         self.slow_s = 0.0
         self._ready = threading.Event()
-        self._loop = asyncio.new_event_loop()
+        self._loop = _new_loop()
         self._stop = asyncio.Event()
         self._arguments = (upstream_port, guard, options)
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._main(),))

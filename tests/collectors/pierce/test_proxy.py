@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import signal
 import socket
 import ssl
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -334,6 +336,39 @@ def test_an_upstream_that_does_not_accept() -> None:
             one.close()
 
 
+@pytest.mark.parametrize("guard", [None, lambda _: "pass"], ids=["plain", "guarded"])
+def test_an_upstream_that_stalls(tmp_path: Path, guard: Callable[[str], str] | None) -> None:
+    server = Redis(tmp_path)
+    options = ProxyOptions(reply_timeout_s=0.3)
+    with proxied(server.port, guard, options) as proxy, Wire(proxy.port) as wire, Wire(proxy.port) as blocked:
+        wire.ask(command("GET", "a"), NIL)
+        blocked.ask(command("BLPOP", "list", "0.6"), b"*-1\r\n")  # takes its time by right
+        assert server.process is not None
+        server.process.send_signal(signal.SIGSTOP)
+        wire.send(command("GET", "b"))
+        began = time.monotonic()
+        assert b"-ERR spikeprof: no reply from the upstream" in wire.rest()
+        assert 0.25 < time.monotonic() - began < 3
+        server.process.send_signal(signal.SIGCONT)
+        blocked.ask(command("GET", "c"), NIL)
+    server.kill()
+
+
+def test_a_fault_of_the_analysis_costs_no_traffic(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(conversation_module.Conversation, "commands", fail)
+    with proxied(redis.port) as proxy, Wire(proxy.port) as wire:
+        wire.ask(command("SET", "a", "1"), b"+OK\r\n")
+        time.sleep(0.1)
+        wire.ask(command("SET", "a", "1") + command("GET", "a"), b"+OK\r\n$1\r\n1\r\n")
+        assert proxy.found() == []
+    counts = proxy.proxy.counts
+    assert counts.analysis_errors >= 1
+    assert counts.unread_bytes > 0
+
+
 def test_a_slow_receiver_costs_look_ups_not_traffic(redis: Redis) -> None:
     options = ProxyOptions(held_lookups_max=100, batch_s=0.01)
     with proxied(redis.port, options=options) as proxy, Wire(proxy.port) as wire:
@@ -374,9 +409,12 @@ def test_analysis_that_is_behind_gives_connections_up_until_they_are_quiet(redis
 
 
 def test_too_much_to_read_is_found_and_traffic_goes_on(redis: Redis) -> None:
-    options = ProxyOptions(unread_bytes_max=1000, analysis_share_max=0.05)
+    options = ProxyOptions(unread_bytes_max=1000, analysis_share_max=0.01)
     with proxied(redis.port, options=options) as proxy, Wire(proxy.port) as wire:
-        wire.ask(command("INCR", "n") * 60_000, b"".join(b":%d\r\n" % n for n in range(1, 60_001)))
+        until, done = time.monotonic() + 8, 0
+        while time.monotonic() < until and not proxy.proxy.counts.unfollowed:
+            wire.ask(command("INCR", "n") * 5000, b"".join(b":%d\r\n" % (done + n) for n in range(1, 5001)))
+            done += 5000
         proxy.close()
     counts = proxy.proxy.counts
     assert counts.unfollowed >= 1
