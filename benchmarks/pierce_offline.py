@@ -2,7 +2,7 @@
 
 ``python benchmarks/pierce_offline.py [--events N]``: N look-ups (default 10 million) in blocks of 65,536, of everyday
 keys with folded ids, and then of random keys that are all different. Blocks are made between timings. Each kind runs
-in a process of its own; memory is the highest resident set of that process, with all libraries and the making of blocks.
+in a process of its own; memory is the highest resident set of that process, with libraries and the making of blocks.
 """
 
 from __future__ import annotations

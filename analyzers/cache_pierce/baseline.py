@@ -57,6 +57,7 @@ class Baselines:
         self._reference = np.zeros((len(_HISTORY), 0))
         self._kept_rates = np.full((2, 0), np.nan)  # short view of the earlier run
         self._short = np.full((2, 0), np.nan)  # look-ups per second, miss rate
+        self._rates: tuple[Floats, Floats, Flags] | None = None  # until something changes
         self._open: int | None = None  # the oldest cell that is not taken in
 
     def grow(self, rows_count: int) -> None:
@@ -64,6 +65,7 @@ class Baselines:
         more = rows_count - len(self._taken_count)
         if more <= 0:
             return
+        self._rates = None
         self._pending = np.concatenate([self._pending, np.zeros((2, more, self._pending_count))], axis=1)
         self._tainted = np.concatenate([self._tainted, np.zeros((more, self._pending_count), np.bool_)])
         empty = np.full((len(_HISTORY), more, self._cells_count), np.nan)
@@ -75,6 +77,7 @@ class Baselines:
 
     def begin(self, row: int, tenant: str, pattern: str, now_s: float) -> None:
         """Row ``row`` is that pattern's from now on: nothing is usual yet, but what an earlier run kept."""
+        self._rates = None
         self._pending[:, row] = 0
         self._tainted[row] = False
         self._history[:, row] = np.nan
@@ -141,6 +144,11 @@ class Baselines:
         Where a row is too quiet for a miss rate of its own, that of all learned rows together stands in, if higher.
         Rates are NaN where there are none.
         """
+        if self._rates is None:
+            self._rates = self._make_rates()
+        return self._rates
+
+    def _make_rates(self) -> tuple[Floats, Floats, Flags]:
         with np.errstate(invalid="ignore", divide="ignore"):
             reference_rate = self._reference[2] / self._reference[1]
         qps = np.fmin(self._short[0], np.where(self._taken_count > 0, self._reference[0], np.nan))
@@ -230,6 +238,7 @@ class Baselines:
         self._taken_count[rows] = count + 1
 
     def _update_short(self) -> None:
+        self._rates = None
         qps, lookups, misses = self._history
         taken = np.isfinite(qps).sum(axis=1)
         own = np.flatnonzero(taken * self._options.baseline_cell_s >= self._options.cold_start_s)

@@ -10,6 +10,7 @@ Severity = Literal["warn", "alert", "critical"]
 Rule = Literal["penetration", "hot-missing-key", "illegal-keys"]
 Basis = Literal["measured", "estimated"]  # estimated: by a sketch or a Bloom filter
 State = Literal["learning", "quiet", "suspect", "alerting"]
+Level = Literal["pattern", "prefix", "tenant", "all"]  # `user:{n}`, `user:{any}`, `{any}`, everything
 Verdict = Literal["pass", "nil", "limit"]
 
 #: Stands for all tenants, or all patterns.
@@ -109,6 +110,7 @@ class PatternRow:
     since_s: float  # event time at which it entered the state
     lookups_count: int  # since the pattern was first seen
     misses_count: int
+    level: Level = "pattern"  # wider rows count the look-ups of patterns again
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,13 @@ import numpy.typing as npt
 from spikeprof.analyzers.cache_pierce.decide import unfilled
 from spikeprof.analyzers.cache_pierce.judge import Judge
 from spikeprof.analyzers.cache_pierce.known import KnownKeys
-from spikeprof.analyzers.cache_pierce.model import Counts, HotKey, Measure, PatternRow, Snapshot, State
-from spikeprof.analyzers.cache_pierce.series import SeriesBook
+from spikeprof.analyzers.cache_pierce.model import Counts, HotKey, Level, Measure, PatternRow, Snapshot, State
+from spikeprof.analyzers.cache_pierce.series import ALL, PATTERN, PREFIX, TENANT, SeriesBook
 from spikeprof.analyzers.cache_pierce.windows import Column, EventClock
 
 Floats = npt.NDArray[np.float64]
 
+_LEVELS: dict[int, Level] = {PATTERN: "pattern", PREFIX: "prefix", TENANT: "tenant", ALL: "all"}
 _NO_KNOWN = "no set of known keys is loaded"
 _LOAD_KNOWN = "KnownKeys from a scan of the store, from a file, or learned"
 
@@ -111,6 +112,7 @@ def _row(
         since_s=float(judge.decider.since_s[at]),
         lookups_count=round(float(judge.windows.totals[0, at])),
         misses_count=round(float(judge.windows.totals[1, at])),
+        level=_LEVELS[row.level],
     )
 
 
