@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Bytes of one direction that are put together to be looked into at once.
 _JOIN_BYTES_MAX = 64 * 1024
+#: Chunks from this size on may be the inside of a long string, of which no copy is needed.
+_LARGE_BYTES = 32 * 1024
 #: How long replies are waited for when a client has ended its side and the upstream cannot be told.
 _GRACE_S = 5.0
 
@@ -74,10 +76,10 @@ class Client(asyncio.Protocol):
         if self._blind and not self._followable(data):
             self._proxy.live_counts.unread_bytes += len(data)
             return
+        if len(data) >= _LARGE_BYTES and not self._requests and self._commands.step_over(len(data)):
+            return
         self._requests.append(data)
-        if not self._queued:
-            self._queued = True
-            self._proxy.enqueue(self)
+        self._enqueue(len(data))
 
     def hold_reading(self, reason: str) -> None:
         """Read nothing from the client until every reason for it is gone."""
@@ -178,10 +180,10 @@ class Client(asyncio.Protocol):
             self._answered_s, self._at_end = time.monotonic(), data.endswith(b"\r\n")
             self._proxy.live_counts.unread_bytes += len(data)
             return
+        if len(data) >= _LARGE_BYTES and not self._answers and self._replies.step_over(len(data)):
+            return
         self._answers.append(data)
-        if not self._queued:
-            self._queued = True
-            self._proxy.enqueue(self)
+        self._enqueue(len(data))
 
     def upstream_lost(self) -> None:
         """The upstream has closed: tell a client that waits for a reply, unless it asked for the end."""
@@ -219,6 +221,13 @@ class Client(asyncio.Protocol):
         self.transport.abort()
 
     # -- analysis ----------------------------------------------------------------------------------------------------
+
+    def _enqueue(self, size: int) -> None:
+        if not self._queued:
+            self._queued = True
+            self._proxy.enqueue(self)
+        if size >= _LARGE_BYTES:
+            self._proxy.hurry()
 
     @property
     def unread_bytes(self) -> int:

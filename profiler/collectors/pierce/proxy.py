@@ -118,7 +118,8 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self._clients: set[Client] = set()
         self._waiting: deque[Client] = deque()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._next_slice_s = 0.0
         self._closing = asyncio.Event()
         self._probe: TtlProbe | None = None
         if self.options.ttl_keys_max:
@@ -200,6 +201,12 @@ class Proxy:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self.options.analysis_every_s, self._analyse)
 
+    def hurry(self) -> None:
+        """Copies may grow fast: look into them now, unless that was done just before."""
+        if self._timer is not None and time.perf_counter() >= self._next_slice_s:
+            self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_soon(self._analyse)
+
     # -- analysis ----------------------------------------------------------------------------------------------------
 
     def _analyse(self) -> None:
@@ -214,8 +221,9 @@ class Proxy:
                 waiting.append(client)
         self._counts.dropped_lookups += self.found.drop_beyond(options.held_lookups_max)
         self._timer = None
+        pause_s = _SLICE_S * (1 / options.analysis_share_max - 1)
+        self._next_slice_s = time.perf_counter() + pause_s
         if waiting:
-            pause_s = _SLICE_S * (1 / options.analysis_share_max - 1)
             self._timer = asyncio.get_running_loop().call_later(pause_s, self._analyse)
 
     def _fall_behind(self) -> None:

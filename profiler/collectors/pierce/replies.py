@@ -130,6 +130,13 @@ class ReplyParser:
         """Whether the last byte fed ended a reply."""
         return not (self._tail or self._skip_bytes or self._stack or self._line)
 
+    def step_over(self, size: int) -> bool:
+        """Whether the next ``size`` bytes lie within a long string, and are counted as read."""
+        if self._skip_bytes <= size:
+            return False
+        self._skip_bytes -= size
+        return True
+
     def feed(self, data: bytes) -> list[Reply]:
         """The replies that end in ``data``; an end lies in 0 … len(data). Attributes belong to what follows them."""
         self._replies = replies = []

@@ -72,6 +72,13 @@ class RequestParser:
         """Whether the last byte fed ended a command, so that another one may begin."""
         return not (self._tail or self._skip_bytes or self._left or self.broken)
 
+    def step_over(self, size: int) -> bool:
+        """Whether the next ``size`` bytes lie within a long string, and are counted as read."""
+        if self._skip_bytes <= size:
+            return False
+        self._skip_bytes -= size
+        return True
+
     def feed(self, data: bytes) -> list[Command]:
         """The commands that end in ``data``; an end lies in 0 … len(data)."""
         commands: list[Command] = []

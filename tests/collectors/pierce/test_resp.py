@@ -94,6 +94,17 @@ def test_a_huge_value_is_not_held() -> None:
     assert parser.feed(b"\r\n") == [([b"SET"], 2)]
 
 
+def test_bytes_within_a_long_string_can_be_stepped_over() -> None:
+    commands, replies = RequestParser(WANTED), ReplyParser()
+    commands.feed(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$100000\r\n")
+    replies.feed(b"$100000\r\n")
+    for parser in (commands, replies):
+        assert parser.step_over(100_001)
+        assert not parser.step_over(1)  # this one may end the string
+        assert len(parser.feed(b"\n")) == 1
+        assert not parser.step_over(1)
+
+
 def test_arguments_beyond_the_bound_are_one_none() -> None:
     data = b"*%d\r\n$4\r\nMGET\r\n" % (ARGS_MAX + 10) + b"$1\r\nk\r\n" * (ARGS_MAX + 9)
     (args, end), *others = commands_of(data, [])[0]
