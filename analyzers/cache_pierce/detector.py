@@ -90,6 +90,7 @@ class Detector:
         of = np.repeat(chosen, [len(chain) for chain in chains])
         rows = np.concatenate([np.array(chain, np.int64) for chain in chains])
         new = spread(first[of], last[of], rows, (lookups[of], misses[of]), oldest)
+        self._clock.reach(int(new.cells[-1]))
         return self._judge.add(new) + self._judge.move_to(int(new.cells[-1]) + 1)
 
     def advance(self, now_s: float) -> list[Alert]:

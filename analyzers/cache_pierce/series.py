@@ -96,6 +96,8 @@ class SeriesBook:
             for tenant, pattern in zip(of_tenant.tolist(), of_pattern.tolist(), strict=True)
         )
         table = np.array(list(found), np.int64)
+        newest_s = float(ts_s[-1])
+        self._touch(table, newest_s)  # first: rows of these look-ups must not make room for others
         new = np.flatnonzero(table[:, 2] == NO_ROW)
         if len(new):
             prefixes = prefixes_of(patterns.dictionary).dictionary_encode()
@@ -107,10 +109,7 @@ class SeriesBook:
                 ts_s[firsts[new]].tolist(),
             )
             table[new] = self._place_strangers(strangers)
-        newest_s = float(ts_s[-1])
-        for row in np.unique(table).tolist():
-            if row != NO_ROW:
-                self.rows[row].last_s = newest_s
+            self._touch(table[new], newest_s)
         self.rows[0].born_s = self.rows[0].born_s or float(ts_s[0])
         self.rows[0].last_s = newest_s
         self.folded_away_count += int(counts[table[:, 0] == NO_ROW].sum())
@@ -132,6 +131,12 @@ class SeriesBook:
     def is_free(self, row: int) -> bool:
         """Whether the row is nobody's now."""
         return row in self._free
+
+    def _touch(self, table: Ints, now_s: float) -> None:
+        """These rows were looked up in."""
+        for row in np.unique(table).tolist():
+            if row != NO_ROW:
+                self.rows[row].last_s = now_s
 
     def _place_strangers(self, new: _Strangers) -> Ints:
         """Rows of m pairs of tenant and pattern that have none of their own, int64 [m, 3]; new ones if it is time."""
@@ -175,7 +180,10 @@ class SeriesBook:
         row = self._index.get((tenant, pattern))
         if row is None and seen_count >= self._options.admit_lookups_count:
             row = self._new(tenant, pattern, level, parent, now_s)
-        return NO_ROW if row is None else row
+        if row is None or row == NO_ROW:
+            return NO_ROW
+        self.rows[row].last_s = max(self.rows[row].last_s, now_s)
+        return row
 
     def _new(self, tenant: str, pattern: str, level: int, parent: int, now_s: float) -> int:
         row = Row(tenant, pattern, level, parent, now_s, now_s)

@@ -117,6 +117,10 @@ class EventClock:
         """The cell of each time, int64 [n]."""
         return np.floor(ts_s / self._options.cell_s).astype(np.int64)
 
+    def reach(self, cell: int) -> None:
+        """Counts without keys have come up to ``cell``."""
+        self.cell = cell if self.cell is None else max(self.cell, cell)
+
     def follow(self, now_s: float) -> Lookups | None:
         """Event time has come to ``now_s``. Returns look-ups that were held back and are due now."""
         cell = int(np.floor(now_s / self._options.cell_s))

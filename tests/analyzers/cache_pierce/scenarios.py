@@ -32,6 +32,7 @@ class Expected:
     end_s: float
     within_s: float = 2.0
     tenant: str | None = ""
+    delay_from_s: float | None = None  # what delays are counted from, where it is not the start
 
 
 @dataclass
@@ -282,7 +283,18 @@ def slow_ramp(rng: Rng, qps: float) -> Scenario:
     flow.attack(qps * times, start, end, random_ids(rng), wave=lambda t: np.clip((t - start) / length, 0, 1))
     # look-ups pass 2.5 times the usual when the attack makes 1.5 times it; by then most look-ups miss
     passed = start + length * 1.5 / times
-    return flow.done("slow ramp", expected=(Expected("penetration", start + 5, end, passed - start - 5 + 30),))
+    return flow.done(
+        "slow ramp", expected=(Expected("penetration", start + 5, end, passed - start - 5 + 30, delay_from_s=passed),)
+    )
+
+
+def weak_attack(rng: Rng, qps: float, times: float) -> Scenario:
+    """Random keys that make look-ups ``times`` what they were before: near the limit of the rule, 2.5."""
+    flow = traffic(rng, qps)
+    start = onset(rng)
+    flow.usual(qps, 0, start + 40)
+    flow.attack(qps * (times - 1), start, start + 30, random_ids(rng))
+    return flow.done("weak attack", expected=(Expected("penetration", start, start + 30),))
 
 
 def random_keys(rng: Rng, qps: float) -> Scenario:

@@ -55,7 +55,8 @@ def score(scenario: Scenario, alerts: list[Alert]) -> Score:
         rules = {incident.rule, *scenario.also}
         left = [alert for alert in left if not any(_belongs(alert, incident, rule) for rule in rules)]
         if in_time:
-            delay_s = in_time[0].ts_s - T0_S - incident.start_s
+            from_s = incident.start_s if incident.delay_from_s is None else incident.delay_from_s
+            delay_s = in_time[0].ts_s - T0_S - from_s
             total += Score(found_count=1, repeated_count=len(own) - 1, delays_s=(delay_s,))
         else:
             total += Score(missed_count=1, repeated_count=max(len(own) - 1, 0))

@@ -364,3 +364,31 @@ def test_idle_rows_make_room() -> None:
     names = {row.pattern for row in detector.snapshot().rows}
     assert "t:{n}" in names
     assert len(names) <= 8
+
+
+def test_rows_in_use_do_not_make_room() -> None:
+    detector = Detector(Options(max_series_count=8, cold_start_s=20.0))
+    for at in range(5):  # fills the rows: everything, one tenant, three patterns with their first parts
+        keys = [f"{chr(97 + at)}:{i}" for i in range(60)]
+        detector.feed(lookups(T0_S + at + np.arange(60) / 60, keys, np.ones(60, bool)))
+    # long after: one of them again, together with new ones that ask for room
+    keys = [f"{name}:{i}" for i in range(60) for name in "axyz"]
+    detector.feed(lookups(T0_S + 1000 + np.arange(240) / 240, keys, np.ones(240, bool)))
+    detector.finish()
+    rows = {row.pattern: row for row in detector.snapshot().rows}
+    assert rows["a:{n}"].lookups_count == 120
+    assert sum(row.lookups_count for row in rows.values() if row.level == "pattern") <= 300 + 240
+    assert rows["*"].lookups_count == 540
+
+
+def test_counts_and_look_ups_in_one_detector() -> None:
+    detector = Detector(QUICK)
+    for second in range(0, 40, 5):
+        detector.feed_counts(*counts(second, 100, 10))  # type: ignore[arg-type]
+        detector.feed(join(usual(second)))  # a little behind the counts
+    snapshot = detector.snapshot()
+    assert snapshot.counts.late_count == 0
+    assert {row.pattern: row.lookups_count for row in snapshot.rows if row.level == "pattern"} == {
+        "kv": 4000,
+        "user:{n}": 800,
+    }
