@@ -39,7 +39,7 @@ class MailSecurity(StrEnum):
 SEVERITIES = tuple(FailOn)
 
 #: What the extra `pierce` installs.
-_EXTRA = ("aiosmtplib", "httpx", "prometheus_client", "rbloom", "zmq")
+_EXTRA = ("aiosmtplib", "httpx", "prometheus_client", "rbloom", "redis", "zmq")
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,6 +216,8 @@ class Session:
             guard.watch(frozenset(alert.pattern for alert in snapshot.active))
         shown = self._redactor.snapshot(snapshot) if self._redactor else snapshot
         read = self._plan.read()
+        if read.get("receiver_errors"):
+            self._problem("some look-ups were not judged: the detector failed on them (please report it)")
         self._history.add(shown)
         self._metrics.update(shown, self._dispatcher.counts, guard.counts if guard else None, read)
         self._view.update(shown, [f"{name}: {count:,}" for name, count in read.items() if count])

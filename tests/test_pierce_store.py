@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spikeprof.profiler import pierce_store
@@ -148,6 +148,7 @@ def test_files_of_others_are_refused_and_untouched(tmp_path: Path) -> None:
         BaselineStore(newer, "a").load(NOW_S)
 
 
+@settings(max_examples=25)
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.text(st.characters(exclude_categories=["Cs"])))
 def test_any_text_is_a_key(tmp_path_factory: pytest.TempPathFactory, tenant: str, pattern: str) -> None:
     store = BaselineStore(tmp_path_factory.mktemp("b") / "p.sqlite", "a")

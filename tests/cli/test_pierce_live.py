@@ -141,7 +141,7 @@ def test_the_live_table_on_a_terminal(tmp_path: Path) -> None:
     """A real terminal of 80 columns, by a pseudo-terminal."""
     path = tmp_path / "events.jsonl"
     write_events(path, seconds=30, attack=(15, 25))
-    command = [str(SPIKEPROF), "pierce", "follow", str(path), "--from-start", *QUICK, "--seconds", "2.5"]
+    command = [str(SPIKEPROF), "pierce", "follow", str(path), "--from-start", *QUICK, "--seconds", "2"]
     pid, terminal = pty.fork()
     if pid == 0:  # pragma: no cover
         os.environ |= {"COLUMNS": "80", "LINES": "30", "TERM": "xterm"}
@@ -200,46 +200,62 @@ def fill(port: int, number: int) -> None:
 def test_the_proxy_sees_an_attack_and_holds_it_back(redis_port: int, tmp_path: Path) -> None:
     """Known keys by SCAN; made-up ones are answered nil without asking Redis; metrics tell; the page is written."""
     fill(redis_port, 1000)
-    page, draw = tmp_path / "page.html", random.Random(5)
+    page, log, draw = tmp_path / "page.html", tmp_path / "alerts.jsonl", random.Random(5)
     with detector(
-        *("proxy", "--listen", "127.0.0.1:0", "--upstream", f"127.0.0.1:{redis_port}", *QUICK, "--html", page),
+        *(
+            "proxy",
+            "--listen",
+            "127.0.0.1:0",
+            "--upstream",
+            f"127.0.0.1:{redis_port}",
+            *QUICK,
+            "--html",
+            page,
+            "--jsonl",
+            log,
+        ),
         *("--known-scan", "--known-refresh", "60", "--guard-nil", "--metrics-port", "0", "--fail-on", "critical"),
     ) as process:
         metrics = said(process, r"metrics at (http://\S+)")[1]
         port = int(said(process, r"clients connect to 127\.0\.0\.1:(\d+)")[1])
         with connected(port) as client:
-            for _ in range(12):
+            until_s = time.monotonic() + 20
+            while not (log.exists() and log.stat().st_size) and time.monotonic() < until_s:
                 assert None not in look_up(client, [f"user:{draw.randrange(1000)}" for _ in range(20)])
                 assert set(look_up(client, [f"user:{draw.randrange(10**9, 10**10)}" for _ in range(60)])) == {None}
-                time.sleep(0.2)
+                time.sleep(0.1)
         time.sleep(0.7)
         with urllib.request.urlopen(metrics, timeout=5) as answer:
             scraped = answer.read().decode()
         code, out, err = ended(process)
     assert code == 1, err
     assert "CRITICAL: Keys that exist nowhere are asked for: Such look-ups " in out
-    assert re.search(r'cache_pierce_guard_total\{verdict="nil"\} (7[0-2]\d)\.0', scraped)
+    answered = re.search(r'cache_pierce_guard_total\{verdict="nil"\} (\d+)\.0', scraped)
+    assert answered
+    assert int(answered[1]) >= 100  # the first ones pass until the Redis has answered the client
     assert 'cache_pierce_notices_total{kind="raised",rule="illegal-keys",severity="critical"} 1.0' in scraped
     assert "answered nil at once: exists nowhere" in page.read_text()
 
 
 @needs_redis
-def test_monitor_sees_an_attack_and_says_what_it_cannot_know(redis_port: int) -> None:
+def test_monitor_sees_an_attack_and_says_what_it_cannot_know(redis_port: int, tmp_path: Path) -> None:
     fill(redis_port, 1000)
-    draw = random.Random(6)
-    soon = ("--set", "cold_start_s=3", "--set", "lateness_s=0.5")
-    with detector("monitor", "--redis", f"127.0.0.1:{redis_port}", *QUICK, *soon, "--redact") as process:
+    draw, log = random.Random(6), tmp_path / "alerts.jsonl"
+    soon = ("--set", "cold_start_s=3", "--set", "lateness_s=0.5", "--redact", "--jsonl", log)
+    with detector("monitor", "--redis", f"127.0.0.1:{redis_port}", *QUICK, *soon) as process:
         said(process, "which key missed")
-        time.sleep(0.5)
+        began_s = time.monotonic()
         with connected(redis_port) as client:
-            for number in range(32):
+            while not (log.exists() and log.stat().st_size) and time.monotonic() - began_s < 25:
+                is_attacked = time.monotonic() - began_s > 5
                 keys = [f"user:{draw.randrange(1000)}" for _ in range(10)]
-                keys += [f"user:{draw.randrange(10**9, 10**10)}" for _ in range(60 if number > 21 else 0)]
+                keys += [f"user:{draw.randrange(10**9, 10**10)}" for _ in range(60 if is_attacked else 0)]
                 look_up(client, keys)
                 time.sleep(0.19)
         code, out, err = ended(process)
     assert code == 0, err
     assert "ALERT: Cache penetration: user:{n}, tenant 0: Look-ups " in out
+    assert "key#" in log.read_text()
 
 
 @pytest.mark.parametrize(
