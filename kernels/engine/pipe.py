@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import math
 import mmap
 import os
@@ -104,6 +105,10 @@ class Listener:
         check(slots > 0, f"slots is {slots}: it must be positive")
         check(slot_bytes > 0, f"slot_bytes is {slot_bytes}: it must be positive")
         size = 2 * slots * _stride(slot_bytes)
+        wanted = f"{slots} slots of {slot_bytes} bytes, twice, need {size} bytes of /dev/shm"
+        there = os.statvfs("/dev/shm")
+        if size > there.f_bavail * there.f_frsize:
+            raise OSError(errno.ENOSPC, f"{wanted}: {there.f_bavail * there.f_frsize} are free")
         self._memory = SharedMemory(create=True, size=size)
         self._memory.close()  # mapped again in accept: SharedMemory would not let views outlive it
         try:
@@ -112,8 +117,7 @@ class Listener:
                 os.posix_fallocate(file.fileno(), 0, size)
         except OSError as error:
             self._memory.unlink()
-            raise OSError(error.errno, f"{slots} slots of {slot_bytes} bytes, twice, need {size} bytes of /dev/shm: "
-                          f"{error.strerror}") from None  # fmt: skip
+            raise OSError(error.errno, f"{wanted}: {error.strerror}") from None
         self._socket = socket.socket(socket.AF_UNIX)
         name = f"spikeprof-pipe-{secrets.token_hex(8)}"
         self._socket.bind(f"\0{name}")
