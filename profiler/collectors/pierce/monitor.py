@@ -104,7 +104,9 @@ async def watch(
                 async for span in spans:
                     first = False
                     yield span
-        except (OSError, EOFError, TimeoutError) as error:
+        except (OSError, EOFError, TimeoutError, InputError) as error:
+            if first and isinstance(error, InputError):
+                raise
             if first:
                 raise InputError(
                     f"the Redis at {host}:{port} cannot be watched ({error or type(error).__name__}); nothing was "

@@ -94,7 +94,8 @@ class Proxy:
     ``on_lookups`` is awaited with each batch; while it runs, look-ups are collected. ``guard`` is asked of each key
     that is looked up outside MULTI, before the command is sent; without one, nothing is ever held back. Where a
     client has not shown that the upstream serves it, the guard is not asked: it must not replace authentication.
-    Raises UsageError for a share of time that is none.
+    An ACL that forbids a key does not hold for what the guard answers. Raises UsageError for a share of time that is
+    none.
     """
 
     def __init__(
