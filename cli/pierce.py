@@ -77,10 +77,17 @@ def proxy(
         float | None,
         typer.Option("--guard-limit", metavar="N", help="Hold a pattern under an alert to N look-ups/s.", min=0.001),
     ] = None,
-    redis_user: Annotated[str, typer.Option(metavar="NAME", help="User for --known-scan.")] = "",
+    ttl_keys: Annotated[
+        int,
+        typer.Option(metavar="N", help="Ask the Redis how long N of the entries found every 50 ms still live.", min=0),
+    ] = 0,
+    redis_user: Annotated[str, typer.Option(metavar="NAME", help="User for --known-scan and --ttl-keys.")] = "",
     redis_password_env: Annotated[
-        str, typer.Option(metavar="NAME", help="Environment variable with the password for --known-scan.")
+        str, typer.Option(metavar="NAME", help="Environment variable that holds the password of that user.")
     ] = "",
+    reply_timeout: Annotated[
+        float, typer.Option(metavar="S", help="Refuse a client that waits longer for an answer; 0 = never.", min=0)
+    ] = 0.0,
     *,
     knowledge: Knowledge,
     thresholds: Thresholds,
@@ -108,6 +115,8 @@ def proxy(
         guard_limit=guard_limit,
         user=redis_user,
         password_env=redis_password_env,
+        ttl_keys=ttl_keys,
+        reply_timeout_s=reply_timeout,
     )
     return pierce_live.proxy(wanted, knowledge, thresholds, memory, routing, showing, length)
 

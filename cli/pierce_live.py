@@ -40,6 +40,13 @@ class ProxyWanted:
     guard_limit: float | None
     user: str
     password_env: str
+    ttl_keys: int
+    reply_timeout_s: float
+
+    @property
+    def password(self) -> str:
+        """The password of the detector's own user; empty without one. Raises UsageError."""
+        return secret(self.password_env, "--redis-password-env") if self.password_env else ""
 
 
 def proxy(
@@ -61,6 +68,10 @@ def proxy(
         hash_fields=wanted.hash_fields,
         upstream_tls=_tls(wanted),
         upstream_name=wanted.tls_name or None,
+        ttl_keys_max=wanted.ttl_keys,
+        ttl_user=wanted.user or None,
+        ttl_password=wanted.password or None,
+        reply_timeout_s=wanted.reply_timeout_s or None,
     )
     known = KnownSource(knowledge, _scan(wanted, upstream))
     guard = _guard(wanted, known)
@@ -279,5 +290,5 @@ def _scan(wanted: ProxyWanted, upstream: Address) -> Scan | None:
         raise UsageError("--known-scan verifies the host itself: leave --upstream-name out, or use --known FILE")
     from spikeprof.profiler.pierce_scan import scan
 
-    password = secret(wanted.password_env, "--redis-password-env") if wanted.password_env else ""
+    password = wanted.password
     return lambda: scan(upstream.host, upstream.port, wanted.user, password, tls=wanted.tls, tls_ca=wanted.tls_ca)

@@ -118,7 +118,7 @@ def shown_rows(snapshot: Snapshot, most: int = MAX_ROWS) -> list[PatternRow]:
         for row in snapshot.rows
         if row.state == "alerting"
         or explained.get((row.tenant, row.pattern), 0) < _EXPLAINED_SHARE * row.lookups_count
-        or not row.pattern.endswith(ANY)
+        or row.level in ("pattern", "all")
     ]
     return sorted(telling, key=lambda row: (order.get(row.state, 2), -row.qps))[:most]
 
@@ -127,7 +127,7 @@ def _explained_counts(rows: Sequence[PatternRow]) -> dict[tuple[str, str], int]:
     """Of wider rows (``user:{any}``, ``{any}``): look-ups of patterns in them that have rows of their own."""
     counts: dict[tuple[str, str], int] = {}
     for row in rows:
-        if not row.pattern.endswith(ANY):
+        if row.level == "pattern":
             prefix = prefix_of(row.pattern)
             for wider in {prefix + ANY, ANY}:
                 counts[row.tenant, wider] = counts.get((row.tenant, wider), 0) + row.lookups_count

@@ -173,9 +173,9 @@ def test_many_patterns_are_bounded_and_those_that_alerted_are_drawn() -> None:
 
 def test_wider_rows_that_add_nothing_are_not_shown() -> None:
     leaf = made.row(lookups_count=1000)
-    wide = made.row(pattern="user:{any}", lookups_count=1050, state="quiet")
-    wider = made.row(pattern="{any}", lookups_count=2000, state="quiet")
-    everything = made.row(tenant=EVERY, pattern=EVERY, lookups_count=2000, state="quiet")
+    wide = made.row(pattern="user:{any}", level="prefix", lookups_count=1050, state="quiet")
+    wider = made.row(pattern="{any}", level="tenant", lookups_count=2000, state="quiet")
+    everything = made.row(tenant=EVERY, pattern=EVERY, level="all", lookups_count=2000, state="quiet")
     text = Page(render_html(run(snapshot=made.snapshot(leaf, wide, wider, everything)))).shown
     assert "user:{any}" not in text
     assert "all without a tenant" in text  # half of its look-ups have no row of their own
