@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -101,7 +101,16 @@ def proxy(
                 await server.close()
         return session
 
-    return ended(asyncio.run(run()))
+    return ended(_quick_loop(run()))
+
+
+def _quick_loop(main: Coroutine[Any, Any, Session]) -> Session:
+    """Run on uvloop, which serves connections at half the cost, where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main)
+    return uvloop.run(main)
 
 
 def follow(
