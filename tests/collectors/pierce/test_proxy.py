@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import random
 import signal
 import socket
 import ssl
@@ -272,6 +274,25 @@ def test_malformed_commands_end_one_connection(redis: Redis) -> None:
         good.ask(command("GET", "c"), NIL)
         assert sorted(key for key, _, _ in proxy.found()) == ["a", "b", "c"]
     assert proxy.proxy.counts.malformed == 1
+
+
+@pytest.mark.parametrize("guard", [None, lambda _: "nil"], ids=["plain", "guarded"])
+def test_clients_that_send_anything_harm_nobody_else(redis: Redis, guard: Callable[[str], str] | None) -> None:
+    chance = random.Random(11)
+    parts = [b"*", b"$", b"\r\n", b"3", b"-1", b"GET", b" ", b"MULTI\r\n", b"EXEC\r\n", b"x" * 70_000, b"\xff\x00"]
+    parts += [command("GET", "k"), command("SUBSCRIBE", "c"), command("RESET"), command("CLIENT", "REPLY", "OFF")]
+    parts += [command("HELLO", "3"), command("UNSUBSCRIBE"), command("MONITOR"), b"*2\r\n$3\r\nGET\r\n$9\r\n"]
+    with proxied(redis.port, guard) as proxy, Wire(proxy.port) as good:
+        for _ in range(60):
+            with Wire(proxy.port) as wild, contextlib.suppress(OSError):
+                for _ in range(chance.randrange(1, 6)):
+                    wild.send(b"".join(chance.choices(parts, k=chance.randrange(1, 6))))
+                    good.ask(command("PING"), b"+PONG\r\n")
+        good.ask(command("SET", "k", "v"), b"+OK\r\n")
+        proxy.close()
+    counts = proxy.proxy.counts
+    assert (counts.analysis_errors, counts.open_connections, counts.connections) == (0, 0, 61)
+    assert counts.malformed > 0
 
 
 def test_an_upstream_that_is_no_redis() -> None:
