@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import signal
 import sys
@@ -33,8 +34,9 @@ SAVE_S = 30.0  # how often baselines are kept
 
 
 def say(text: str) -> None:
-    """One line on standard error."""
-    sys.stderr.write(f"spikeprof: {text}\n")
+    """One line on standard error, where somebody reads it: watching goes on when nobody does."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"spikeprof: {text}\n")
 
 
 @dataclass(frozen=True, slots=True)

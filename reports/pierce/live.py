@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -16,6 +17,7 @@ from spikeprof.analyzers.cache_pierce.patterns import ANY, prefix_of
 from spikeprof.reports import format as fmt
 from spikeprof.reports.kernel_names import clip, printable
 from spikeprof.reports.pierce import texts
+from spikeprof.reports.pierce.routes import RouteError
 
 MAX_ROWS = 15
 _REFRESH_PER_S = 4
@@ -58,8 +60,11 @@ class TerminalRoute:
             self._live.stop()
 
     async def send(self, alert: Alert) -> None:
-        """Print one notice."""
-        self.show(alert)
+        """Print one notice, from a thread: a terminal that is stopped, or a pipe that is full, must hold up nobody."""
+        try:
+            await asyncio.to_thread(self.show, alert)
+        except (OSError, SystemExit) as error:  # the latter is rich's answer to a broken pipe
+            raise RouteError("nobody reads standard output any more", again=False) from error
 
     async def close(self) -> None:
         """Nothing to do: leaving the context takes the table away."""

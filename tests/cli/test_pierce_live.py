@@ -105,6 +105,27 @@ def test_a_growing_file_is_followed_over_rotation_to_its_page(tmp_path: Path) ->
     assert "all over" in page.read_text()
 
 
+def test_watching_goes_on_when_nobody_reads_it_any_more(tmp_path: Path) -> None:
+    path, log = tmp_path / "events.jsonl", tmp_path / "alerts.jsonl"
+    path.write_text("")
+    with detector("follow", path, *QUICK, "--jsonl", log, "--metrics-port", "0") as process:
+        said(process, "metrics at")
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        process.stderr.close()
+        write_events(tmp_path / "whole.jsonl", seconds=60, attack=(30, 40))
+        with path.open("a") as file:
+            file.write((tmp_path / "whole.jsonl").read_text())
+        until_s = time.monotonic() + 20
+        while "recovered" not in (log.read_text() if log.exists() else "") and time.monotonic() < until_s:
+            time.sleep(0.1)
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(20) in (0, 141)  # 141: the last lines found no reader
+    assert "recovered" in log.read_text()
+
+
 def test_baselines_are_kept_so_that_a_restart_needs_no_cold_start(tmp_path: Path, here: Here) -> None:
     whole, path, kept = tmp_path / "whole.jsonl", tmp_path / "events.jsonl", tmp_path / "state" / "b.sqlite"
     write_events(whole, seconds=40, attack=(22, 32))
