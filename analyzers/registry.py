@@ -7,12 +7,14 @@ from spikeprof.analyzers.cache_miss import CacheMiss
 from spikeprof.analyzers.fusion_boundary import FusionBoundary
 from spikeprof.analyzers.kernel_latency import KernelLatency
 from spikeprof.analyzers.launch_gaps import LaunchGaps
+from spikeprof.analyzers.steps import Steps
 from spikeprof.analyzers.topology import Topology
 from spikeprof.analyzers.truth import Truth
 
 #: Truth first: every report begins with what the recording can be trusted for.
 ANALYZERS: tuple[Analyzer, ...] = (
     Truth(),
+    Steps(),
     KernelLatency(),
     CacheMiss(),
     FusionBoundary(),
