@@ -175,6 +175,7 @@ def monitor(
         showing=showing,
         memory=memory,
         known=KnownSource(knowledge),
+        is_now=False,  # MONITOR has the server's clock
         read=lambda: counted(counts),
         cannot_know=(
             "Where a span had hits and misses, misses are shared out evenly over its keys: shares are estimates, and "

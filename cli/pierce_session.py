@@ -8,6 +8,7 @@ import dataclasses
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -96,6 +97,7 @@ class Session:
         self._dispatcher = Dispatcher(routes if prints_itself else [self._view, *routes], say)
         self._metrics = PierceMetrics()
         self._history = History()
+        self._fired: Counter[str] = Counter()  # by severity; the history is bounded
         self._thread = ThreadPoolExecutor(1, "detector")
         self._ticking: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
@@ -203,6 +205,7 @@ class Session:
             shown = self._redactor.alert(alert) if self._redactor else alert
             self._metrics.count(shown)
             self._history.note(shown)
+            self._fired[alert.severity] += alert.kind != "recovered"
             if not (self._plan.live or self._plan.quiet):
                 self._view.show(shown)
             self._dispatcher.submit(shown)
@@ -337,7 +340,7 @@ class Session:
         if fail_on is None:
             return 0
         failing = SEVERITIES[SEVERITIES.index(fail_on) :]
-        found = sum(alert.kind != "recovered" and alert.severity in failing for alert in self._history.notices)
+        found = sum(self._fired[severity] for severity in failing)
         if found:
             say(f"--fail-on {fail_on.value}: {found} alert(s) of this severity or above")
         return 1 if found else 0

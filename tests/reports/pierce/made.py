@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import ssl
 import subprocess
 import threading
@@ -12,6 +13,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from spikeprof.analyzers.cache_pierce.model import (
     EVERY,
@@ -159,6 +162,8 @@ def http_sink(sink: HttpSink, tls: ssl.SSLContext | None = None) -> Iterator[Htt
 
 def certificate(folder: Path, name: str = "localhost") -> tuple[Path, Path]:
     """(certificate, key) for ``name`` and 127.0.0.1, signed by itself."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command to make a certificate")
     cert, key = folder / "cert.pem", folder / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", f"/CN={name}"]
