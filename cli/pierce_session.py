@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import signal
 import sys
 import time
@@ -12,22 +11,20 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from spikeprof.cli.pierce_known import KnownSource
+from spikeprof.cli.pierce_memory import BaselineKeeper
 from spikeprof.cli.pierce_options import SEVERITIES, Memory, Routing, Showing, Thresholds, detector_options
 from spikeprof.cli.pierce_routes import make_routes, secret
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from spikeprof.analyzers.cache_pierce.baseline import BaselineRow
     from spikeprof.analyzers.cache_pierce.guard import Guard
     from spikeprof.analyzers.cache_pierce.model import Alert, Snapshot
     from spikeprof.profiler.lookups import Lookups
-    from spikeprof.profiler.pierce_store import BaselineStore
     from spikeprof.reports.pierce.run import PierceRun
 
 TICK_S = 0.5  # how often event time advances where no look-up tells, and the table is drawn
@@ -87,9 +84,9 @@ class Session:
             name = showing.redact_secret_env
             self._redactor = Redactor(secret(name, "--redact-secret-env").encode() if name else b"")
         self.problems: list[str] = []
-        self._store = _store(plan)
+        self._keeper = BaselineKeeper(plan.memory, plan.source, self._problem)
         options = detector_options(plan.thresholds.settings)
-        self._detector = Detector(options, baselines=self._baselines())
+        self._detector = Detector(options, baselines=self._keeper.load())
         heading = f"cache_pierce_detector: {plan.source}"
         self._view = TerminalRoute(console, heading, table=plan.live and not plan.quiet, known_by=_known_by(plan))
         routes = make_routes(routing, say)
@@ -266,36 +263,10 @@ class Session:
             self._problem(f"known keys were not built anew, the filter before stays in use: {error}")
         self._use_known()
 
-    def _baselines(self) -> list[BaselineRow]:
-        import msgspec
-
-        from spikeprof.analyzers.cache_pierce.baseline import BaselineRow
-
-        rows: list[Any] = []
-        if self._store is not None:
-            rows += self._store.load(time.time())
-            if self._store.problem:
-                self._problem(f"baselines of earlier runs are not used: {self._store.problem}")
-        if self._plan.memory.baselines_prometheus:
-            from spikeprof.profiler.pierce_prometheus import read_baselines
-
-            memory = self._plan.memory
-            rows += read_baselines(memory.baselines_prometheus, memory.baselines_selector, time.time())
-        try:
-            return msgspec.convert(rows, list[BaselineRow])
-        except msgspec.ValidationError as error:
-            self._problem(f"baselines of earlier runs are not used: they are not as this version keeps them ({error})")
-            return []
-
     async def _save(self) -> None:
         self._saved_s = time.monotonic()
-        if self._store is None:
-            return
-        before = self._store.problem
-        rows = [dataclasses.asdict(row) for row in await self._ask(self._detector.baseline_rows)]
-        await asyncio.to_thread(self._store.save, rows, time.time())
-        if self._store.problem and self._store.problem != before:
-            self._problem(f"baselines are in memory alone: {self._store.problem}; watching goes on")
+        rows = await self._ask(self._detector.baseline_rows)
+        await asyncio.to_thread(self._keeper.save, rows)
 
     def _problem(self, text: str) -> None:
         if text not in self.problems:
@@ -344,14 +315,6 @@ class Session:
         if found:
             say(f"--fail-on {fail_on.value}: {found} alert(s) of this severity or above")
         return 1 if found else 0
-
-
-def _store(plan: Plan) -> BaselineStore | None:
-    from spikeprof.profiler.pierce_store import BaselineStore, default_path
-
-    if plan.memory.baselines == "none":
-        return None
-    return BaselineStore(Path(plan.memory.baselines) if plan.memory.baselines else default_path(), plan.source)
 
 
 def _known_by(plan: Plan) -> str:
