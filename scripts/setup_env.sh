@@ -2,7 +2,7 @@
 # Make the virtual environment and install spikeprof into it, editable.
 #
 #   scripts/setup_env.sh demo    what `make demo` needs
-#   scripts/setup_env.sh test    the same with the test and check tools, torch and triton
+#   scripts/setup_env.sh test    the same with the test and check tools, torch, triton and, in a container, Redis
 #
 # PYTHON       interpreter to start from (default: the first of python3, python3.13 ... that is >= 3.11)
 # VENV         where the environment goes (default .venv)
@@ -75,9 +75,22 @@ install_torch() {
     fi
 }
 
+# Only where nothing would start it as a service: in a container.
+install_redis() {
+    if command -v redis-server >/dev/null; then return; fi
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ ! -d /run/systemd/system ]; then
+        echo "setup: installing redis-server"
+        export DEBIAN_FRONTEND=noninteractive
+        local get=(apt-get -qq -o Dpkg::Use-Pty=0)
+        { "${get[@]}" install -y redis-server redis-tools || { "${get[@]}" update && "${get[@]}" install -y redis-server redis-tools; }; } \
+            >/dev/null 2>&1 && return
+    fi
+    echo "setup: no redis-server; tests that need it will be skipped (Debian, Ubuntu: apt install redis-server)" >&2
+}
+
 case $kind in
     demo) echo "setup: installing spikeprof into $venv"; install -e . ;;
-    test) install_torch; echo "setup: installing spikeprof and its test tools into $venv"; install -e '.[pierce,test,check]' ;;
+    test) install_torch; install_redis; echo "setup: installing spikeprof and its test tools into $venv"; install -e '.[pierce,test,check]' ;;
     *) fail "usage: scripts/setup_env.sh demo|test" ;;
 esac
 echo "$key" >"$stamp"
