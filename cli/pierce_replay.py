@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from spikeprof.cli.pierce_session import Session
     from spikeprof.profiler.lookups import Lookups
 
+_FURTHEST_S = 1e12  # no such time is taken in by the detector, and none may stop others from being told apart
 _PACED_STEP_S = 0.25  # of event time, between two looks at the clock
 
 
@@ -140,7 +141,8 @@ def stretches(batch: Lookups, step_s: float) -> Iterator[Lookups]:
 
     from spikeprof.profiler.lookups import Lookups
 
-    newest = np.maximum.accumulate(batch.ts_s)
+    plausible = np.where(np.abs(batch.ts_s) < _FURTHEST_S, batch.ts_s, -_FURTHEST_S)
+    newest = np.maximum.accumulate(plausible)
     edges = np.flatnonzero(np.diff(np.floor(newest / step_s))) + 1
     for begin, end in zip([0, *edges], [*edges, len(batch)], strict=True):
         yield Lookups(

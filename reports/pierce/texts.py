@@ -119,7 +119,7 @@ def where(alert: Alert) -> str:
 
 def place(tenant: str, pattern: str) -> str:
     """A pattern of a tenant; wider rows of the detector in words."""
-    if tenant == EVERY:
+    if tenant == pattern == EVERY:
         return "all look-ups"
     name = "all patterns" if pattern == ANY else clip(printable(pattern), _PATTERN_CHARS) or "(empty key)"
     if tenant:

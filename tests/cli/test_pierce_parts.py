@@ -115,7 +115,7 @@ def test_what_is_no_address(text: str) -> None:
 # ---------------------------------------------------------------- time
 
 
-@given(st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=200), st.sampled_from([0.25, 1.0, 64.0]))
+@given(st.lists(st.floats(-9e11, 9e11), min_size=1, max_size=200), st.sampled_from([0.25, 1.0, 64.0]))
 def test_stretches_are_the_whole_in_order(times: list[float], step_s: float) -> None:
     batch = lookups(times, [str(i) for i in range(len(times))], [True] * len(times))
     parts = list(stretches(batch, step_s))
