@@ -397,7 +397,10 @@ def clock_skew(rng: Rng, qps: float) -> Scenario:
     made.ts_s = np.where(behind, made.ts_s - skew_s, made.ts_s)
     made.ts_s[len(made.ts_s) // 2] += 4e9
     if is_attacked:
-        made.expected = (Expected("penetration", start - skew_s, start + 30, 2.0 + skew_s),)
+        # the slower source's look-ups are dated back by the skew, and come as much later to complete their cells
+        made.expected = (
+            Expected("penetration", start - skew_s, start + 30 + skew_s, 2.0 + 2 * skew_s, delay_from_s=start),
+        )
     return made
 
 
