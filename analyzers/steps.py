@@ -75,7 +75,7 @@ class Steps:
     min_drift_correlation_ratio: float = 0.5
     start_up_ratio: float = 1.5
     min_start_up_share: float = 0.10
-    slowest_count: int = 12
+    slowest_count: int = 8
     points_count: int = 300  # of one kind in the figure
     kinds_count: int = 6  # of which the figure shows as many
 
@@ -87,7 +87,7 @@ class Steps:
         rules=(
             Rule("step-tail", "Some steps take far longer than the others", "warning"),
             Rule("step-drift", "Steps grow longer during the run", "info"),
-            Rule("start-up", "A good part of the recording is start-up", "info"),
+            Rule("start-up", "A good part of the recording is start-up", "warning"),
         ),
     )
 
@@ -231,7 +231,7 @@ class Steps:
             Evidence("steady_steps_count", int(of.steady.sum()), self.min_steps_count, "min_steps_count"),
         )
         action = f"Judge the steady part alone: spikeprof analyze TRACE --between {_seconds(steady_ns, last_ns)}."
-        return [Finding("start-up", "info", {}, evidence, action)]
+        return [Finding("start-up", "warning", {}, evidence, action)]
 
     def _slowest(self, of: StepSeries) -> Columns:
         """The steps of the steady part that lasted longest over the usual of their kind."""

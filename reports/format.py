@@ -112,10 +112,10 @@ _ORDINALS = ("pid", "parent_pid", "rank", "device", "stream", "thread_id", "numa
 _CUPTI_VERSIONS = ("libcupti_version", "libcupti", "fixed_in")
 
 #: Columns that hold a point in time, not a length of time.
-_MOMENTS = ("bin_start_ns", "end_ns", "start_ns", "t_ns")
+_MOMENTS = ("bin_start_ns", "end_ns", "start_ns", "steady_begin_ns", "t_ns")
 
 #: Ratios that are numbers of something, not so many times something else.
-_PLAIN_RATIOS = ("instructions_per_cycle_ratio", "utilisation_ratio", "waves_ratio")
+_PLAIN_RATIOS = ("drift_correlation_ratio", "instructions_per_cycle_ratio", "utilisation_ratio", "waves_ratio")
 
 _BY_UNIT: dict[str | None, Callable[[float], str]] = {
     "ns": duration,

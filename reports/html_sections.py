@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spikeprof.analyzers.base import Result
-from spikeprof.reports import caches
+from spikeprof.reports import caches, steps
 from spikeprof.reports import counter_figures as counters
 from spikeprof.reports import figures as fig
 from spikeprof.reports import format as fmt
@@ -17,14 +17,14 @@ from spikeprof.reports.gauges import gauges_figure, throttling
 from spikeprof.reports.html_tables import HtmlTable, html_table
 from spikeprof.reports.model import PlainTable, Report, rows
 
-#: Figures that are drawn as bars inside the cells of the same table.
-_DRAWN_IN_TABLES = ("kernel-totals", "device-busy")
+#: Figures that are drawn as bars inside the cells of the same table, or by their own section.
+_DRAWN_IN_TABLES = ("kernel-totals", "device-busy", "step-durations")
 _KERNEL_COLUMNS = ("kernel", "launches_count", "total_ns", "gpu_time_share", "mean_ns", "p50_ns", "p90_ns", "p99_ns",
                    "max_ns", "wall_share")  # fmt: skip
 _DEVICE_COLUMNS = ("device", "model", "busy_share", "wall_ns", "busy_ns", "gaps_count", "energy_j", "kernels_count",
                    "memory_ops_count", "ranks", "sm_arch", "sm_count", "l2_bytes", "mem_bytes", "mem_peak_bytes_per_s",
                    "uuid")  # fmt: skip
-_OWN_SECTIONS = ("truth", "kernel-latency", "cache-miss", "fusion-boundary", "launch-gaps", "topology")
+_OWN_SECTIONS = ("truth", "steps", "kernel-latency", "cache-miss", "fusion-boundary", "launch-gaps", "topology")
 
 
 @dataclass(slots=True)
@@ -65,6 +65,7 @@ def sections(report: Report, unit: tuple[float, str]) -> list[Section]:
     """All sections of the page in order, empty ones too; ``unit`` is that of time (``figures.time_unit``)."""
     return [
         _timeline(report, unit),
+        _steps_section(report, unit),
         _kernel_section(report),
         _caches_section(report, unit),
         _occupancy_section(report),
@@ -112,13 +113,34 @@ def _timeline(report: Report, unit: tuple[float, str]) -> Section:
         for chart in _chart("gauges", gauges_figure(samples, unit)):
             chart.note = f"{chart.note} {throttling(samples)}".strip()
             section.charts.append(chart)
-    windows = rows(report.tables.get("windows", {}))
-    if windows and len({w["rank"] for w in windows}) == 1 == len(report.tables.get("processes", {}).get("rank", [0])):
-        for chart in section.charts:
-            fig.shade(chart.figure, [(w["start_ns"], w["end_ns"]) for w in windows], unit)
-        section.lead = "Grey stretches were not recorded. "
+    section.lead = _shaded(report, section.charts, unit)
     if section.charts:
         section.lead += "Drag to zoom, double-click to zoom back: all charts here move together."
+    return section
+
+
+def _shaded(report: Report, charts: list[Chart], unit: tuple[float, str]) -> str:
+    """Grey behind the charts where nothing was recorded, and what to say of it; nothing where processes differ."""
+    windows = rows(report.tables.get("windows", {}))
+    if not windows or not len({w["rank"] for w in windows}) == 1 == len(
+        report.tables.get("processes", {}).get("rank", [0])
+    ):
+        return ""
+    for chart in charts:
+        fig.shade(chart.figure, [(w["start_ns"], w["end_ns"]) for w in windows], unit)
+    return "Grey stretches were not recorded. "
+
+
+def _steps_section(report: Report, unit: tuple[float, str]) -> Section:
+    section, result = _of_analyzer(report, "steps", Section("steps", "Steps", "Steps"))
+    if result is None:
+        return section
+    section.count = steps.summary(result)
+    section.lead = " ".join(steps.notes(result))
+    section.charts = _chart("step-durations", steps.figure(result, unit))
+    _shaded(report, section.charts, unit)
+    for name, table in steps.tables(result).items():
+        section.add(html_table(name, table))
     return section
 
 

@@ -19,6 +19,7 @@ from spikeprof.reports.titles import IDLE_CLASSES
 #: Titles of analyzers as headings.
 _ANALYZER_TITLES = {
     "truth": "Truth",
+    "steps": "Steps",
     "kernel-latency": "Kernel latency",
     "launch-gaps": "Launch gaps",
     "cache-miss": "Caches and DRAM",
@@ -184,6 +185,10 @@ _CAPTIONS = {
     "link-hosts": ("GPU and host", ""),
     "link-totals": ("Use of links", ""),
     "kernel_links": ("Kernels by bytes over links", ""),
+    "step-durations": ("Durations of steps over time", "A dot is where a step begins and how long it lasts."),
+    "step-kinds": ("Steps by kind", ""),
+    "step-slowest": ("Steps of the steady part that lasted longest beyond the usual of their kind", ""),
+    "step-processes": ("Steps by process and GPU", ""),
     "kernels": ("Kernels by time", ""),
     "nodes": ("Nodes of CUDA graphs by time", ""),
     "idle-classes": ("Idle time by cause", ""),

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from spikeprof.analyzers.base import Finding, Result
-from spikeprof.reports import caches
+from spikeprof.reports import caches, steps
 from spikeprof.reports import format as fmt
 from spikeprof.reports import occupancy as occ
 from spikeprof.reports import sentences as say
@@ -89,6 +89,7 @@ def render_terminal(report: Report, console: Console) -> None:
     _header(screen, report)
     _truth(screen, report)
     _verdict(screen, report)
+    _steps(screen, report)
     _kernels(screen, report)
     _caches(screen, report)
     _occupancy(screen, report)
@@ -204,6 +205,31 @@ def _print_table(
         value = entries[i].get(bar_of)
         bar = _bar(screen, value / largest, bar_width) if bar_width and value is not None else ""
         screen.line(screen.text(name.ljust(room)), screen.text(numbers), screen.text(f" {bar}", "blue"))
+
+
+_STEP_COLUMNS = (
+    _Column("steps_count", "Steps"),
+    _Column("p50_ns", "p50"),
+    _Column("p90_ns", "p90", 94),
+    _Column("p99_ns", "p99", 60),
+    _Column("max_ns", "Longest"),
+    _Column("jitter_ns", "Jitter", 110),
+    _Column("step_kernels_count", "Kernels", 70),
+    _Column("wait_ns", "Wait", 76),
+    _Column("busy_share", "GPU busy"),
+)
+
+
+def _steps(screen: _Screen, report: Report) -> None:
+    """How long steps of each kind take; nothing where none are known."""
+    result = report.result("steps")
+    table = steps.kinds(result) if result else {}
+    if result is None or not table:
+        return
+    screen.heading("Steps")
+    screen.prose(steps.summary(result), "dim")
+    names = table["kind"]
+    _print_table(screen, "Kind", _STEP_COLUMNS, rows(table), lambda room: [clip(n, room) for n in names], "")
 
 
 def _kernels(screen: _Screen, report: Report) -> None:
