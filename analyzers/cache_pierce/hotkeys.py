@@ -51,9 +51,6 @@ class HotKeys:
         self._newest = 0
         self._is_begun = False
 
-    def __len__(self) -> int:
-        return len(self._followed)
-
     def get(self, hashed: int) -> Followed:
         """One key that is followed."""
         return self._followed[hashed]
