@@ -130,7 +130,7 @@ def test_baselines_are_kept_so_that_a_restart_needs_no_cold_start(tmp_path: Path
     whole, path, kept = tmp_path / "whole.jsonl", tmp_path / "events.jsonl", tmp_path / "state" / "b.sqlite"
     write_events(whole, seconds=40, attack=(22, 32))
     lines = whole.read_text().splitlines(keepends=True)
-    options = ("--set", "cold_start_s=15", "--baselines", kept, "--seconds", "1")
+    options = ("--set", "cold_start_s=15", "--baselines", kept, "--seconds", "0.7")
     path.write_text("".join(lines[: 140 * 20]))
     first = here("follow", path, "--from-start", *options)
     assert first.stdout.startswith("nothing fired in "), first.stderr
@@ -145,7 +145,7 @@ def test_baselines_that_cannot_be_kept_are_told_and_stop_nothing(tmp_path: Path,
     path = tmp_path / "events.jsonl"
     write_events(path, seconds=30, attack=(15, 25))
     run = here(
-        *("follow", path, "--from-start", "--set", "cold_start_s=5", "--seconds", "1"),
+        *("follow", path, "--from-start", "--set", "cold_start_s=5", "--seconds", "0.7"),
         *("--baselines", "/proc/nowhere/b.sqlite"),
     )
     assert run.returncode == 0
@@ -162,7 +162,7 @@ def test_the_live_table_on_a_terminal(tmp_path: Path) -> None:
     """A real terminal of 80 columns, by a pseudo-terminal."""
     path = tmp_path / "events.jsonl"
     write_events(path, seconds=30, attack=(15, 25))
-    command = [str(SPIKEPROF), "pierce", "follow", str(path), "--from-start", *QUICK, "--seconds", "2"]
+    command = [str(SPIKEPROF), "pierce", "follow", str(path), "--from-start", *QUICK, "--seconds", "1.5"]
     pid, terminal = pty.fork()
     if pid == 0:  # pragma: no cover
         os.environ |= {"COLUMNS": "80", "LINES": "30", "TERM": "xterm"}
@@ -262,13 +262,13 @@ def test_the_proxy_sees_an_attack_and_holds_it_back(redis_port: int, tmp_path: P
 def test_monitor_sees_an_attack_and_says_what_it_cannot_know(redis_port: int, tmp_path: Path) -> None:
     fill(redis_port, 1000)
     draw, log = random.Random(6), tmp_path / "alerts.jsonl"
-    soon = ("--set", "cold_start_s=3", "--set", "lateness_s=0.5", "--redact", "--jsonl", log)
+    soon = ("--set", "cold_start_s=2", "--set", "lateness_s=0.5", "--redact", "--jsonl", log)
     with detector("monitor", "--redis", f"127.0.0.1:{redis_port}", *QUICK, *soon) as process:
         said(process, "which key missed")
         began_s = time.monotonic()
         with connected(redis_port) as client:
             while not (log.exists() and log.stat().st_size) and time.monotonic() - began_s < 25:
-                is_attacked = time.monotonic() - began_s > 5
+                is_attacked = time.monotonic() - began_s > 4
                 keys = [f"user:{draw.randrange(1000)}" for _ in range(10)]
                 keys += [f"user:{draw.randrange(10**9, 10**10)}" for _ in range(60 if is_attacked else 0)]
                 look_up(client, keys)
@@ -380,7 +380,7 @@ def test_scraped_counters_of_an_engine(here: Here) -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         url = f"http://127.0.0.1:{server.server_port}/metrics"
-        run = here("engine", "--metrics", url, "--every", "0.2", "--seconds", "2", "--baselines", "none")
+        run = here("engine", "--metrics", url, "--every", "0.1", "--seconds", "1", "--baselines", "none")
     finally:
         server.shutdown()
         server.server_close()
