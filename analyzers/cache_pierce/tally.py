@@ -17,6 +17,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
+_LONGEST_TTL_S = 1e12  # a time to live beyond is none: its square would leave the range of numbers
+
 
 @dataclass(frozen=True, slots=True)
 class Tally:
@@ -59,7 +61,7 @@ def tally(batch: Lookups, facts: Facts, cells: Ints, rows: Ints, look_ups: Ints)
     codes = (cells[look_ups] - oldest) * most + rows  # few: cells are those of a few seconds
     every = np.bincount(codes)
     pairs = np.flatnonzero(every)
-    has_ttl = batch.hits & np.isfinite(batch.ttls_s)
+    has_ttl = batch.hits & (batch.ttls_s >= 0) & (batch.ttls_s < _LONGEST_TTL_S)
     ttl_s = np.where(has_ttl, batch.ttls_s, 0.0)
     values = {
         Column.MISSES: ~batch.hits,

@@ -43,6 +43,19 @@ def test_an_attack_is_told_with_its_end(events: Path) -> None:
     assert lines[4].startswith("keys that exist nowhere: not measured: which keys exist is not known; --known FILE")
 
 
+def test_absurd_times_to_live_are_unknown(tmp_path: Path, here: Here) -> None:
+    path, page = tmp_path / "events.jsonl", tmp_path / "page.html"
+    write_events(path, seconds=3, attack=(0, 0))
+    absurd = ("1e308", "-1e308", "-1", "1e155", "1e999", "NaN", "Infinity", "-0.0", "9" * 400)
+    lines = [f'{{"ts": 1796058002.5, "key": "user:1", "hit": true, "ttl": {ttl}}}' for ttl in absurd]
+    path.write_text(path.read_text() + "\n".join(lines) + "\n")
+    run = here("replay", path, "--html", page)
+    assert run.returncode == 0, run.stderr
+    assert "nothing fired in 42" in run.stdout
+    text = page.read_text()
+    assert "e+" not in text.split("<body", 1)[-1].split("<script", 1)[0]
+
+
 def test_the_other_command_is_the_same(tmp_path: Path) -> None:
     detector = SPIKEPROF.with_name("cache_pierce_detector")
     command = [detector, "replay", tmp_path / "none.jsonl"]
