@@ -215,7 +215,9 @@ class Session:
             self._problem(self._plan.known.problem)
         guard = self._plan.guard
         if guard is not None:
-            guard.watch(frozenset(alert.pattern for alert in snapshot.active))
+            # not for one hot key: what is refused counts as missed, so that such an alert would keep itself alive
+            held = frozenset(alert.pattern for alert in snapshot.active if alert.rule != "hot-missing-key")
+            guard.watch(held)
         shown = self._redactor.snapshot(snapshot) if self._redactor else snapshot
         read = self._plan.read()
         if read.get("receiver_errors"):

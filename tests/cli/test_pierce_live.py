@@ -259,6 +259,44 @@ def test_the_proxy_sees_an_attack_and_holds_it_back(redis_port: int, tmp_path: P
 
 
 @needs_redis
+def test_an_alert_stays_while_what_it_is_about_is_held_back(redis_port: int, tmp_path: Path) -> None:
+    """Refused look-ups go on counting, so that the limit is not lifted by its own effect."""
+    fill(redis_port, 1000)
+    log, draw = tmp_path / "alerts.jsonl", random.Random(5)
+
+    def kinds() -> list[str]:
+        text = log.read_text() if log.exists() else ""
+        return [json.loads(line)["attributes"]["cache_pierce.kind"] for line in text.splitlines()]
+
+    limited = ("--guard-limit", "5", "--set", "cold_start_s=3", "--set", "baseline_cell_s=0.5", "--jsonl", log)
+    upstream = f"127.0.0.1:{redis_port}"
+    with detector("proxy", "--listen", "127.0.0.1:0", "--upstream", upstream, *QUICK, *limited) as process:
+        port = int(said(process, r"clients connect to 127\.0\.0\.1:(\d+)")[1])
+
+        def traffic(seconds: float, attack: int, until: str = "") -> int:
+            """Look-ups for so long; how many of them were refused."""
+            end_s, refused = time.monotonic() + seconds, 0
+            while time.monotonic() < end_s and not (until and until in kinds()):
+                pipeline = client.pipeline(transaction=False)
+                for number in range(3 + attack):
+                    pipeline.get(f"user:{draw.randrange(1000) if number < 3 else draw.randrange(10**9, 10**10)}")
+                refused += sum(isinstance(answer, Exception) for answer in pipeline.execute(raise_on_error=False))
+                time.sleep(0.1)
+            return refused
+
+        with connected(port) as client:
+            traffic(4.0, 0)
+            traffic(15.0, 40, until="raised")
+            assert traffic(4.0, 40) > 500  # four times recover_s
+            assert "recovered" not in kinds()
+            traffic(10.0, 0, until="recovered")
+        code, _, err = ended(process)
+    assert code == 0, err
+    assert kinds()[0] == "raised"
+    assert kinds().count("raised") == kinds().count("recovered")
+
+
+@needs_redis
 def test_monitor_sees_an_attack_and_says_what_it_cannot_know(redis_port: int, tmp_path: Path) -> None:
     fill(redis_port, 1000)
     draw, log = random.Random(6), tmp_path / "alerts.jsonl"

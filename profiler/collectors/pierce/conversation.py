@@ -48,7 +48,7 @@ TenantOf = Literal["none", "user", "db"]
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """A reply that the proxy gives itself, in its place among the upstream's."""
+    """A reply that the proxy gives itself, in its place among the upstream's. ``keys`` are those held back."""
 
     keys: tuple[bytes, ...]
     name: bytes
@@ -429,10 +429,12 @@ class Conversation:
         found.hits.append(hit)
 
     def answered_locally(self, local: Local) -> None:
-        """The proxy answered in place of the upstream: a look-up of keys that are known not to exist."""
-        if not local.error:
-            for key in local.keys:
-                self._add(key, False)
+        """The proxy answered in place of the upstream: what it held back counts as missed.
+
+        Otherwise an attack would be over for the detector as soon as it is held back, and let through again.
+        """
+        for key in local.keys:
+            self._add(key, False)
 
 
 def _is_key(waiting: object) -> bool:

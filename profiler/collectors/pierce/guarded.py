@@ -129,13 +129,15 @@ class GuardedClient(Client):
         guard = self._proxy.guard
         assert guard is not None
         try:
-            verdicts = {guard(text_of(key)) for key in known}
+            verdict_of = {key: guard(text_of(key)) for key in known}
         except Exception:  # a guard that fails must not stop traffic
             self._proxy.live_counts.guard_errors += 1
             return None
+        verdicts = set(verdict_of.values())
         if "limit" in verdicts:
             self._proxy.live_counts.limit_answers += 1
-            return Local(known, name, len(args) - 1, _LIMITED)
+            held_back = tuple(key for key in known if verdict_of[key] != "pass")
+            return Local(held_back, name, len(args) - 1, _LIMITED)
         if verdicts == {"nil"}:
             self._proxy.live_counts.nil_answers += 1
             return Local(known, name, len(args) - (2 if name == b"HMGET" else 1))

@@ -45,7 +45,7 @@ def test_what_does_not_exist_is_answered_without_the_upstream(redis: Redis) -> N
     assert (commands_sent(redis, "get"), commands_sent(redis, "mget"), commands_sent(redis, "exists")) == (2, 1, 0)
     counts = proxy.proxy.counts
     assert (counts.nil_answers, counts.limit_answers, counts.guard_errors) == (9, 1, 1)
-    misses = ["no1", "no2", "no1", "no2", "no3", "no1", "no2", "no3", "no3", "no4", "no5"]
+    misses = ["no1", "no2", "no1", "no2", "no3", "no1", "no2", "no3", "no3", "no4", "no5", "much1"]
     assert [(key, hit) for key, hit, _ in found] == [(key, False) for key in misses] + [
         *[("no1", False), ("a", True), ("a", True), ("broken", False)]
     ]
