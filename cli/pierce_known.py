@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Gives every key there is, each time anew.
 Scan = Callable[[], Iterable[str]]
+#: A script sent this long before a filter is begun may still write: Redis lets others in on it after 5 s.
+_DOUBT_S = 5.0
 
 
 class KnownSource:
@@ -37,6 +39,8 @@ class KnownSource:
             )
         self.current: KnownKeys | None = None
         self._learning: KnownKeys | None = None
+        self._building: KnownKeys | None = None
+        self._doubted_s = float("-inf")
         self._began_s = 0.0
 
     @property
@@ -52,10 +56,18 @@ class KnownSource:
     def build(self) -> None:
         """Build the filter from all that can be read, and use it. Slow: call it in a thread. Raises InputError."""
         self._began_s = time.monotonic()
+        following = self._filter()
+        if self._began_s - self._doubted_s < _DOUBT_S:
+            following.doubt()
         if self._options.known is not None or self._scan is not None:
-            self.current = self._filter(self._all())
+            self._building = following  # so that it learns what is written while it is built
+            try:
+                following.learn(self._all())
+                self.current = following
+            finally:
+                self._building = None
         elif self._options.known_learn_s:
-            self._learning = self._filter(())
+            self._learning = following
 
     def is_due(self) -> bool:
         """Whether it is time to build anew."""
@@ -65,11 +77,16 @@ class KnownSource:
     @property
     def problem(self) -> str:
         """Why the filter is not to be trusted; empty where it is."""
-        if self.current is None or not self.current.not_taken_count:
+        if self.current is None or self.current.is_complete:
             return ""
+        if self.current.not_taken_count:
+            return (
+                "the filter of known keys is full, keys that it has no room for count as illegal, and none is answered "
+                f"nil: give it more room than --known-capacity {self._options.known_capacity}"
+            )
         return (
-            f"the filter of known keys is full, and keys that it has no room for count as illegal: give it more room "
-            f"than --known-capacity {self._options.known_capacity}"
+            "a command was sent whose keys cannot be told (a script, say): none is answered nil until the filter of "
+            "known keys is built anew; read-only scripts (EVAL_RO) do without"
         )
 
     def saw(self, lookups: Lookups) -> None:
@@ -85,10 +102,22 @@ class KnownSource:
         if self._learning is not None and time.monotonic() - self._began_s >= self._options.known_learn_s:
             self.current, self._learning = self._learning, None
 
-    def _filter(self, keys: Iterable[str]) -> KnownKeys:
+    def wrote(self, keys: Sequence[str] | None) -> None:
+        """Keys are being written: each filter learns them. None: which ones cannot be told."""
+        if keys is None:
+            self._doubted_s = time.monotonic()
+        for known in (self._building, self._learning, self.current):  # in the order in which one becomes the other
+            if known is None:
+                continue
+            if keys is None:
+                known.doubt()
+            else:
+                known.learn(keys)
+
+    def _filter(self) -> KnownKeys:
         from spikeprof.analyzers.cache_pierce.known import KnownKeys
 
-        return KnownKeys(keys, self._options.known_capacity, self._options.known_false_positives)
+        return KnownKeys((), self._options.known_capacity, self._options.known_false_positives)
 
     def _all(self) -> Iterator[str]:
         if self._options.known is not None:

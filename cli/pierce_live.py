@@ -87,11 +87,16 @@ def proxy(
         read=lambda: counted(served[0].counts) if served else {},
     )
 
+    def wrote(keys: list[str] | None) -> None:
+        known.wrote(keys)
+        if guard is not None and guard.known is not known.current:  # the filter before, for a moment yet
+            guard.wrote(keys)
+
     async def run() -> Session:
         listen = Address(*address(wanted.listen, "--listen"))
         async with Session(plan, console()) as session:
             verdict = None if guard is None else cast("Callable[[str], str]", guard.verdict)
-            server = Proxy(listen, upstream, session.feed, verdict, options)
+            server = Proxy(listen, upstream, session.feed, verdict, options, wrote if known.is_asked else None)
             await server.start()
             served.append(server)
             say(f"clients connect to {server.listen}; Ctrl-C ends it")
@@ -282,10 +287,12 @@ def _guard(wanted: ProxyWanted, known: KnownSource) -> Guard | None:
 
     if wanted.guard_nil and not known.is_asked:
         raise UsageError("--guard-nil needs to know which keys exist: add --known FILE or --known-scan")
+    if wanted.guard_nil and wanted.hash_fields:
+        raise UsageError("--guard-nil knows keys, not fields of hashes: leave --hash-fields out")
     if wanted.guard_nil and not known.is_refreshed:
         raise UsageError(
-            "--guard-nil answers nil for keys that were written after the filter was built: bound how long with "
-            "--known-refresh S"
+            "--guard-nil answers nil for keys that others than its clients wrote after the filter was built: bound how "
+            "long with --known-refresh S"
         )
     return Guard(known.current, Limits(wanted.guard_nil, wanted.guard_limit))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from spikeprof.analyzers.cache_pierce.known import KnownKeys
@@ -35,6 +36,7 @@ class Guard:
     """Protection for a proxy.
 
     ``known`` may be replaced at any time; where it is None no key is answered with nil, and none is exempt from limits.
+    Where it is not complete, no key is answered with nil either.
     """
 
     def __init__(self, known: KnownKeys | None = None, limits: Limits | None = None) -> None:
@@ -47,6 +49,15 @@ class Guard:
         """The patterns under an alert, as alerts name them: those that ``lookups_per_s`` holds for."""
         most = max(self.limits.lookups_per_s or 0.0, 1.0)
         self._buckets = {pattern: self._buckets.get(pattern) or _Bucket(most, float("-inf")) for pattern in patterns}
+
+    def wrote(self, keys: Sequence[str] | None) -> None:
+        """Keys are being written: they are known from now on. None: which ones cannot be told."""
+        if self.known is None:
+            return
+        if keys is None:
+            self.known.doubt()
+        else:
+            self.known.learn(keys)
 
     def verdict(self, key: str, now_s: float | None = None) -> Verdict:
         """What to do with one look-up made at ``now_s`` (default: now, on the monotonic clock).
@@ -67,7 +78,7 @@ class Guard:
         if self.known is not None and (self.limits.answer_nil or self._buckets):
             if key in self.known:
                 return "pass"
-            if self.limits.answer_nil:
+            if self.limits.answer_nil and self.known.is_complete:
                 return "nil"
         per_s = self.limits.lookups_per_s
         if per_s is None or not self._buckets:

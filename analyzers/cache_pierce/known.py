@@ -24,7 +24,8 @@ class KnownKeys:
     call sees half of it.
 
     Keys learned once the filter holds ``capacity_count`` are not taken: more would make it say "known" too often.
-    ``not_taken_count`` says how many; build a larger one then.
+    ``not_taken_count`` says how many; build a larger one then. ``is_complete`` is False then, and once ``doubt`` was
+    called: there are keys that exist and are not in it.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class KnownKeys:
         self.false_positive_share = false_positive_share  # at most, of keys that do not exist
         self.not_taken_count = 0
         self.added_count = 0  # different keys, short of those that a false positive hid
+        self._is_doubted = False
         self._filter = Bloom(capacity_count, false_positive_share)
         self.learn(keys)
 
@@ -56,7 +58,19 @@ class KnownKeys:
         source = iter(keys)
         while block := list(islice(source, _BLOCK_COUNT)):
             fresh = [key for key in dict.fromkeys(block) if key not in self._filter]
-            room = self.capacity_count - self.added_count
+            room = max(self.capacity_count - self.added_count, 0)
             self._filter.update(fresh[:room])
-            self.added_count += min(len(fresh), room)
-            self.not_taken_count += max(len(fresh) - room, 0)
+            # worked out first: nothing may come between reading and adding, since two threads may learn at a time
+            taken_count = min(len(fresh), room)
+            self.added_count += taken_count
+            left_count = len(fresh) - taken_count
+            self.not_taken_count += left_count
+
+    def doubt(self) -> None:
+        """Keys that cannot be told came to exist."""
+        self._is_doubted = True
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a key that is not in it can be taken for one that does not exist."""
+        return not (self._is_doubted or self.not_taken_count)

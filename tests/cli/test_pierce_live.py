@@ -242,6 +242,9 @@ def test_the_proxy_sees_an_attack_and_holds_it_back(redis_port: int, tmp_path: P
         with connected(port) as client:
             until_s = time.monotonic() + 20
             while not (log.exists() and log.stat().st_size) and time.monotonic() < until_s:
+                made = f"made:{draw.randrange(10**9)}"
+                client.set(made, "1")
+                assert look_up(client, [made]) == [b"1"]
                 assert None not in look_up(client, [f"user:{draw.randrange(1000)}" for _ in range(20)])
                 assert set(look_up(client, [f"user:{draw.randrange(10**9, 10**10)}" for _ in range(60)])) == {None}
                 time.sleep(0.1)

@@ -74,6 +74,30 @@ def test_keys_that_hit_are_learned_and_used_after_a_while(monkeypatch: pytest.Mo
     assert "d" in known.current
 
 
+def test_what_is_written_while_a_filter_is_built_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("spikeprof.cli.pierce_known.time.monotonic", lambda: clock[0])
+
+    def scan() -> Iterator[str]:
+        yield "a"
+        known.wrote(["b"])
+        if clock[0] == 100.0:
+            known.wrote(None)
+
+    known = KnownSource(Knowledge(known_refresh_s=10), scan=scan)
+    known.build()
+    assert known.current is not None
+    assert [key in known.current for key in "abc"] == [True, True, False]
+    assert not known.current.is_complete
+    assert "whose keys cannot be told" in known.problem
+    for now_s, complete in ((104.0, False), (105.0, True)):  # a script may go on for 5 s
+        clock[0] = now_s
+        known.build()
+        assert known.current.is_complete == complete
+    known.wrote(["c"])
+    assert "c" in known.current
+
+
 def test_a_scan_and_its_size() -> None:
     known = KnownSource(Knowledge(known_capacity=2), scan=lambda: iter(["a", "b", "c"]))
     known.build()

@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from spikeprof.profiler.collectors.pierce.conversation import LOOKUPS, Local
+from spikeprof.profiler.collectors.pierce.conversation import LOOKUPS, WANTED, Local
 from spikeprof.profiler.collectors.pierce.link import Client
-from spikeprof.profiler.collectors.pierce.resp import ARGS_MAX
+from spikeprof.profiler.collectors.pierce.resp import ARGS_MAX, RequestParser
+from spikeprof.profiler.collectors.pierce.writes import WORDS_MAX, WRITES, written
 from spikeprof.profiler.lookups import text_of
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Bytes of an incomplete look-up that wait for the rest before the guard is asked; a longer one passes.
 _HELD_BYTES_MAX = 64 * 1024
+#: Keys that a client wrote before it had shown who it is; where there are more, they count as not to be told.
+_UNPROVEN_MAX = 10_000
 #: Least and most words of a look-up that the guard is asked of; with others the upstream has the error to tell.
 _ARGUMENTS = {
     b"GET": (2, 2),
@@ -40,6 +43,7 @@ class GuardedClient(Client):
         super().__init__(proxy)
         self._held = b""
         self._passed = False
+        self._unproven: list[bytes] | None = []
 
     def data_received(self, data: bytes) -> None:
         """Send what the guard lets pass; hold the beginning of a look-up until the rest of it is there."""
@@ -49,14 +53,18 @@ class GuardedClient(Client):
             return
         if self._blind and not self._followable(data):
             self._proxy.live_counts.unread_bytes += len(data)
+            self._tell_written(None)
             upstream.write(data)
             return
         self._conversation.now_s = time.time()
         held, self._held = self._held, b""
         send: list[bytes] = []
+        tells = self._proxy.on_written is not None
         begin = done = 0  # of what is to be sent, and of the bytes that belong to complete commands
         for command in self._commands.feed(data):
             local = None if self._passed else self._judge(command[0])
+            if tells and (keys := written((command[0][0] or b"").upper(), command[0])) != []:
+                self._tell_written(keys)
             if local is None:
                 send.append(held)
                 self._conversation.commands([command])
@@ -95,6 +103,9 @@ class GuardedClient(Client):
                 send += (data[begin : reply.end], self._own_answers())
                 begin = reply.end
         send.append(data[begin:])
+        if self._unproven != [] and conversation.admitted:
+            keys, self._unproven = self._unproven, []
+            self._tell_written(keys)
         self.transport.write(b"".join(send))
         if self._replies.broken:
             self._not_resp()
@@ -110,6 +121,23 @@ class GuardedClient(Client):
         """The client caught up."""
         super().resume_writing()
         self.release_reading("own answers")
+
+    def _request_parser(self) -> RequestParser:
+        if self._proxy.on_written is None:
+            return super()._request_parser()
+        return RequestParser(WANTED | WRITES, WORDS_MAX)
+
+    def _tell_written(self, keys: list[bytes] | None) -> None:
+        """Say which keys are being written, once the upstream has shown that it does what this client asks."""
+        on_written = self._proxy.on_written
+        if on_written is None:
+            return
+        if self._conversation.admitted:
+            on_written(None if keys is None else [text_of(key) for key in keys])
+        elif keys is None or self._unproven is None or len(self._unproven) + len(keys) > _UNPROVEN_MAX:
+            self._unproven = None
+        else:
+            self._unproven += keys
 
     def _may_be_lookup(self, held_bytes: int) -> bool:
         name = self._commands.name
@@ -162,3 +190,8 @@ class GuardedClient(Client):
         super()._lose(reason)
         if stranded:
             self.refuse("commands and replies can no longer be matched, and a look-up was not sent; connect again")
+        elif self._proxy.on_written is not None:
+            if self._conversation.admitted:
+                self._tell_written(None)
+            else:  # what it writes from here on would never be told
+                self.refuse("commands and replies can no longer be matched; connect again")

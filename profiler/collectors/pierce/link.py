@@ -62,7 +62,7 @@ class Client(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)  # other loops' transports are no subclass
         _keep_alive(transport)
         self._conversation: Conversation = self._proxy.opened(self)
-        self._commands = RequestParser(WANTED)
+        self._commands = self._request_parser()
         self._replies = ReplyParser()
         self._dial()
 
@@ -292,6 +292,9 @@ class Client(asyncio.Protocol):
         hits = only_strings(data)
         return hits is not None and self._conversation.strings(hits)
 
+    def _request_parser(self) -> RequestParser:
+        return RequestParser(WANTED)
+
     def _not_resp(self) -> None:
         self._proxy.live_counts.malformed += 1
         self._lose("malformed RESP from the upstream")
@@ -319,7 +322,7 @@ class Client(asyncio.Protocol):
         unread = self._requests or self._answers
         if not quiet or unread or self._commands.broken or self._conversation.ended or not data.startswith(b"*"):
             return False
-        self._commands, self._replies = RequestParser(WANTED), ReplyParser()
+        self._commands, self._replies = self._request_parser(), ReplyParser()
         self._conversation.resume()
         self._blind = False
         return True

@@ -39,6 +39,8 @@ _BACKLOG = 511
 OnLookups = Callable[[Lookups], Awaitable[None]]
 #: Of a key: "pass" it to the upstream, answer "nil" at once, or refuse it since its pattern is at its "limit".
 Guard = Callable[[str], str]
+#: Of the keys that a command may write, before it is sent; None where they cannot be told.
+OnWritten = Callable[[list[str] | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,9 @@ class Proxy:
     ``on_lookups`` is awaited with each batch; while it runs, look-ups are collected. ``guard`` is asked of each key
     that is looked up outside MULTI, before the command is sent; without one, nothing is ever held back. Where a
     client has not shown that the upstream serves it, the guard is not asked: it must not replace authentication.
-    An ACL that forbids a key does not hold for what the guard answers. Raises UsageError for a share of time that is
-    none.
+    An ACL that forbids a key does not hold for what the guard answers. With a guard, ``on_written`` is called with
+    keys before they are written, so that clients read what they wrote; what it does must be quick. Raises UsageError
+    for a share of time that is none.
     """
 
     def __init__(
@@ -105,12 +108,14 @@ class Proxy:
         on_lookups: OnLookups,
         guard: Guard | None = None,
         options: ProxyOptions | None = None,
+        on_written: OnWritten | None = None,
     ) -> None:
         if not 0 < (options or ProxyOptions()).analysis_share_max <= 1:
             raise UsageError("the share of time for analysis must be above 0 and at most 1")
         self.listen = listen
         self.upstream = upstream
         self.guard = guard
+        self.on_written = on_written
         self.options = options or ProxyOptions()
         self.found = Found()
         self._slices = 0

@@ -7,6 +7,7 @@ loop over bytes. Source: the RESP specification, https://redis.io/docs/latest/de
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 #: An argument longer than this is stepped over and given as None.
 ARG_BYTES_MAX = 16 * 1024
@@ -52,15 +53,18 @@ def integer(text: bytes) -> int | None:
 class RequestParser:
     """Commands of one client, RESP arrays and inline ones.
 
-    ``wanted``: upper-case names of which the arguments are kept; of others only the name is. ``broken`` is the reason
-    why reading ended, empty while it goes on: Redis answers such bytes with an error of its own and closes.
-    ``name`` is that of the command that is still incomplete, in upper case, empty until it is known.
+    ``wanted``: upper-case names of which the arguments are kept; of others only the name is. ``words_max``: how many
+    words are kept of some of them. ``broken`` is the reason why reading ended, empty while it goes on: Redis answers
+    such bytes with an error of its own and closes. ``name`` is that of the command that is still incomplete, in upper
+    case, empty until it is known.
     """
 
-    def __init__(self, wanted: frozenset[bytes]) -> None:
+    def __init__(self, wanted: frozenset[bytes], words_max: Mapping[bytes, int] | None = None) -> None:
         self.broken = ""
         self.name = b""
         self._wanted = wanted
+        self._words_max = words_max or {}
+        self._most = ARGS_MAX
         self._tail = b""
         self._skip_bytes = 0
         self._left = 0
@@ -147,8 +151,10 @@ class RequestParser:
                 if len(args) == 1:
                     self.name = (args[0] or b"?").upper()
                     self._keep = self.name in self._wanted
-                elif len(args) == ARGS_MAX:
-                    args.append(None)
+                    self._most = self._words_max.get(self.name, ARGS_MAX)
+                elif len(args) == self._most:
+                    if self._most == ARGS_MAX:
+                        args.append(None)
                     self._keep = False
             left -= 1
             pos = stop

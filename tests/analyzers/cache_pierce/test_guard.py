@@ -61,6 +61,22 @@ def test_known_keys_are_never_limited() -> None:
     assert [guard.verdict(key, 0.0) for key in ("user:7", "user:1", "user:8")] == ["pass", "pass", "limit"]
 
 
+def test_keys_being_written_are_known_and_doubt_lets_all_pass() -> None:
+    guard = Guard(KnownKeys(["a"], 3), Limits(answer_nil=True))
+    assert guard.verdict("b") == "nil"
+    guard.wrote(["b"])
+    assert [guard.verdict(key) for key in "abc"] == ["pass", "pass", "nil"]
+    guard.wrote(None)  # a script
+    assert guard.verdict("c") == "pass"
+    guard.known = KnownKeys(["a"], 3)
+    assert guard.verdict("c") == "nil"
+    guard.wrote(["b", "c", "d"])  # the filter has no room for the last
+    assert guard.verdict("d") == "pass"
+    guard.known = None
+    guard.wrote(["e"])
+    assert guard.verdict("e") == "pass"
+
+
 def test_a_limit_is_above_0() -> None:
     with pytest.raises(UsageError, match="lookups_per_s is 0"):
         Limits(lookups_per_s=0)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from spikeprof.profiler.collectors.pierce.proxy import Address, Proxy, ProxyOptions
+from spikeprof.profiler.collectors.pierce.proxy import Address, OnWritten, Proxy, ProxyOptions
 from spikeprof.profiler.lookups import Lookups
 
 HOST = "127.0.0.1"
@@ -109,20 +109,26 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 class RunningProxy:
     """A proxy in a thread, with what it found."""
 
-    def __init__(self, upstream_port: int, guard: Callable[[str], str] | None, options: ProxyOptions | None) -> None:
+    def __init__(
+        self,
+        upstream_port: int,
+        guard: Callable[[str], str] | None,
+        options: ProxyOptions | None,
+        on_written: OnWritten | None = None,
+    ) -> None:
         self.batches: list[Lookups] = []
         self.slow_s = 0.0
         self._ready = threading.Event()
         self._loop = _new_loop()
         self._stop = asyncio.Event()
-        self._arguments = (upstream_port, guard, options)
+        self._arguments = (upstream_port, guard, options, on_written)
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._main(),))
         self._thread.start()
         assert self._ready.wait(5)
 
     async def _main(self) -> None:
-        upstream_port, guard, options = self._arguments
-        self.proxy = Proxy(Address(HOST, 0), Address(HOST, upstream_port), self._take, guard, options)
+        upstream_port, *how = self._arguments
+        self.proxy = Proxy(Address(HOST, 0), Address(HOST, upstream_port), self._take, *how)
         await self.proxy.start()
         self.port = self.proxy.listen.port
         self._ready.set()
@@ -155,9 +161,12 @@ def rows(batch: Lookups) -> list[tuple[str, bool, str]]:
 
 @contextlib.contextmanager
 def proxied(
-    upstream_port: int, guard: Callable[[str], str] | None = None, options: ProxyOptions | None = None
+    upstream_port: int,
+    guard: Callable[[str], str] | None = None,
+    options: ProxyOptions | None = None,
+    on_written: OnWritten | None = None,
 ) -> Iterator[RunningProxy]:
-    running = RunningProxy(upstream_port, guard, options)
+    running = RunningProxy(upstream_port, guard, options, on_written)
     try:
         yield running
     finally:

@@ -8,6 +8,10 @@ from collectors.pierce.live import Redis, Wire, command, proxied
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from spikeprof.profiler.collectors.pierce.conversation import WANTED
+from spikeprof.profiler.collectors.pierce.resp import RequestParser
+from spikeprof.profiler.collectors.pierce.writes import WORDS_MAX, WRITES, written
+
 NIL = b"$-1\r\n"
 LIMITED = b"-ERR spikeprof: look-ups of keys like this one are limited for now; try again later\r\n"
 
@@ -158,3 +162,92 @@ def test_a_look_up_in_pieces_is_held_and_others_are_not(redis: Redis) -> None:
         wire.ask(command("GET", "no3") + b"*1\r\n:3\r\n", NIL)
         assert wire.rest() == b"-ERR Protocol error: expected '$', got ':'\r\n"
     assert proxy.proxy.counts.nil_answers == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        ("SET a 1", ["a"]),
+        ("setex a 10 1", ["a"]),
+        ("PSETEX a 10 1", ["a"]),
+        ("SETNX a 1", ["a"]),
+        ("GETSET a 1", ["a"]),
+        ("MSET a 1 b 2", ["a", "b"]),
+        ("MSETNX a 1 b 2", ["a", "b"]),
+        ("HSET a f 1", ["a"]),
+        ("INCR a", ["a"]),
+        ("LPUSH a 1 2", ["a"]),
+        ("SADD a 1", ["a"]),
+        ("ZADD a 1 x", ["a"]),
+        ("XADD a * f 1", ["a"]),
+        ("XGROUP CREATE a g $ MKSTREAM", ["a"]),
+        ("RESTORE a 0 x", ["a"]),
+        ("RENAME old a", ["a"]),
+        ("COPY old a", ["a"]),
+        ("BITOP AND a x y", ["a"]),
+        ("ZUNIONSTORE a 2 x y", ["a"]),
+        ("SORT x BY w LIMIT 0 5 store a", ["a"]),
+        ("GEORADIUS x 1 2 3 m STOREDIST a", ["a"]),
+        ("SORT x", []),
+        ("GET a", []),
+        ("DEL a", []),
+        ("EVAL_RO x 0", []),
+        ("EVAL x 1 a", None),
+        ("FCALL f 1 a", None),
+        ("DEBUG RELOAD", None),
+        ("JSON.SET a $ 1", None),
+        ("MSET " + "k v " * 40_000, None),
+    ],
+)
+def test_keys_that_commands_write(words: str, keys: list[str] | None) -> None:
+    args = RequestParser(WANTED | WRITES, WORDS_MAX).feed(command(*words.split()))[0][0]
+    found = written((args[0] or b"").upper(), args)
+    assert found == (keys if keys is None else [key.encode() for key in keys])
+    assert len(b"".join(arg or b"" for arg in args[WORDS_MAX.get((args[0] or b"").upper(), len(args)) :])) == 0
+
+
+def test_a_client_reads_its_own_write(redis: Redis) -> None:
+    known: set[str] = set()
+    told: list[list[str] | None] = []
+
+    def wrote(keys: list[str] | None) -> None:
+        told.append(keys)
+        known.update(keys or ())
+
+    with (
+        proxied(redis.port, lambda key: "pass" if key in known else "nil", on_written=wrote) as proxy,
+        Wire(proxy.port) as wire,
+        Wire(proxy.port) as other,
+    ):
+        wire.ask(command("SET", "first", "1"), b"+OK\r\n")  # before it has shown that it is served
+        assert told == [["first"]]
+        wire.ask(
+            command("GET", "new1") + command("SET", "new1", "x") + command("GET", "new1"), NIL + b"+OK\r\n$1\r\nx\r\n"
+        )
+        other.ask(command("PING") + command("GET", "new1"), b"+PONG\r\n$1\r\nx\r\n")
+        for piece in (command("SET", "new2", "y")[:14], command("SET", "new2", "y")[14:]):
+            other.send(piece)
+            time.sleep(0.02)
+        other.ask(command("GET", "new2"), b"+OK\r\n$1\r\ny\r\n")
+        other.ask(command("MULTI") + command("INCR", "n") + command("EXEC"), b"+OK\r\n+QUEUED\r\n*1\r\n:1\r\n")
+        other.ask(command("GET", "n"), b"$1\r\n1\r\n")
+        assert proxy.proxy.counts.nil_answers == 1
+        other.ask(command("EVAL", "return 7", "0"), b":7\r\n")
+        assert told == [["first"], ["new1"], ["new2"], ["n"], None]
+
+
+def test_who_is_not_served_adds_nothing_to_what_is_known(redis: Redis) -> None:
+    told: list[list[str] | None] = []
+    with Wire(redis.port) as admin:
+        admin.ask(command("CONFIG", "SET", "requirepass", "hush-hush"), b"+OK\r\n")
+        try:
+            with proxied(redis.port, guard, on_written=told.append) as proxy:
+                refused = b"-NOAUTH Authentication required.\r\n"
+                with Wire(proxy.port) as wire:
+                    wire.ask(command("SET", "a", "1") + command("EVAL", "x", "0"), refused * 2)
+                with Wire(proxy.port) as wire:
+                    asked = command("AUTH", "hush-hush") + command("SET", "no1", "1")
+                    wire.ask(asked, b"+OK\r\n+OK\r\n")
+                    assert told == [["no1"]]
+        finally:
+            admin.ask(command("CONFIG", "SET", "requirepass", ""), b"+OK\r\n")
