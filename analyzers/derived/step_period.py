@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spikeprof.analyzers.derived.groups import encoded, group_percentile, sorted_in_groups
-from spikeprof.analyzers.derived.intervals import Ints, ints
+from spikeprof.analyzers.derived.intervals import Bools, Ints, ints
 
 
 class Sequence(NamedTuple):
@@ -36,21 +36,26 @@ class Limits:
     min_repeats_count: int = 4
     even_within_share: float = 0.10  # of the median distance
     min_even_share: float = 0.5  # of a class's distances
+    short_count: int = 8  # kernels: over distances below it chance looks even, and more is asked for
+    min_even_short_share: float = 0.8
     min_coverage_share: float = 0.5  # of the kernels, by even distances of one class
     level_apart_ratio: float = 1.15
     min_added_share: float = 0.05  # of the lower level's kernels, by two classes or more
     min_added_alone_share: float = 0.25  # the same by one class
     whole_ratio: float = 1.5  # a unit with more kernels than this times the usual is followed by something else
-    look_back_count: int = 64
+    coverage_apart_share: float = 0.3  # below the best class of the level, for one to be where units begin
+    min_same_share: float = 0.6  # of units with the same kernel where they are to begin
+    look_back_count: int = 512  # elements
     tries_count: int = 3  # levels
 
 
 class Units(NamedTuple):
-    """Where each unit lies in the sequence, as ``[first, stop)``; ``last`` tells the last one of its window."""
+    """Where each unit lies in the sequence, as ``[first, stop)``."""
 
     first: Ints
     stop: Ints
-    last: Ints  # 1 or 0
+    last: Bools  # the last one of its window
+    at_edge: Bools  # that, or it begins with its window: it may not be whole
 
 
 def find_units(of: Sequence, limits: Limits) -> list[Callable[[], Units]] | str:
@@ -68,7 +73,7 @@ def find_units(of: Sequence, limits: Limits) -> list[Callable[[], Units]] | str:
         return "each kernel is like the one before it"
 
     def units(level: Ints) -> Units:
-        best = level[coverage[level] >= coverage[level].max() - 0.1]
+        best = level[coverage[level] >= coverage[level].max() - limits.coverage_apart_share]
         return _bounded(of, _beginnings(of, classes[best], limits), limits)
 
     return [partial(units, level) for level in levels[: limits.tries_count]]
@@ -92,7 +97,8 @@ def _candidates(of: Sequence, limits: Limits, total: int) -> tuple[Ints, Ints, n
     even = np.abs(distance - median[group]) <= limits.even_within_share * median[group]
     even_share = np.bincount(group, even, len(classes)) / np.diff(offsets)
     coverage = np.minimum((np.bincount(group, distance * even, len(classes)) + median) / total, 1)  # with the last one
-    kept = (even_share >= limits.min_even_share) & (coverage >= limits.min_coverage_share)
+    enough = np.where(median < limits.short_count, limits.min_even_short_share, limits.min_even_share)
+    kept = (even_share >= enough) & (coverage >= limits.min_coverage_share)
     if not kept.any():
         most = float(coverage[even_share >= limits.min_even_share].max(initial=0.0))
         return f"no kernel recurs at even distances (the best one does over {most:.0%} of the kernels)"
@@ -136,18 +142,29 @@ def _beginnings(of: Sequence, classes: Ints, limits: Limits) -> Ints:
         best = earliest
     anchors = places[group == best]
     back, least = 0, 1.5 * max(int(before[best]), 1)
-    room = int(np.median(np.diff(anchors))) // 2 if len(anchors) > 1 else 0
+    room = int(np.median(np.diff(anchors))) - 1 if len(anchors) > 1 else 0
+    code = np.where(of.weight > 1, -1, of.code)  # graphs of several batch sizes begin units of one kind
     for k in range(1, min(limits.look_back_count, room) + 1):
         at = anchors[anchors >= k] - k
-        median, (usual, share) = float(np.median(idle[at])), _usual(of.code[at])
-        if median > least and share >= 0.8 and usual >= 0:
+        median = float(np.median(idle[at])) if len(at) else 0.0
+        if median > least and _usual(code[at])[1] >= limits.min_same_share:
             back, least = k, median
     if not back:
         return ints(anchors)
-    usual, _ = _usual(of.code[anchors[anchors >= back] - back])
+    usual, _ = _usual(code[anchors[anchors >= back] - back])
     moved = np.maximum(anchors - back, 0)
-    alike = (of.code[moved] == usual) & (of.window[moved] == of.window[anchors])
-    return ints(np.unique(np.where(alike, moved, anchors)))
+    moved = np.where((code[moved] == usual) & (of.window[moved] == of.window[anchors]), moved, -1)
+    before_it = np.append(-1, anchors[:-1])
+    reach = np.append(0, np.cumsum(of.weight))  # kernels before each element
+    usual_weight = float(np.median(reach[anchors + 1] - reach[np.maximum(anchors - back, 0)]))
+    for number in np.flatnonzero(moved < 0).tolist():  # few: an unusual unit begins behind the longest idle time
+        low, high = int(before_it[number]) + 1, int(anchors[number]) + 1
+        low += int(np.searchsorted(of.window[low:high], of.window[high - 1]))
+        is_first = low == 0 or int(of.window[low - 1]) != int(of.window[low])
+        if not is_first or reach[high] - reach[low] > limits.whole_ratio * usual_weight:
+            low += int(np.argmax(idle[low:high]))
+        moved[number] = low
+    return ints(np.unique(moved))
 
 
 def _usual(codes: Ints) -> tuple[int, float]:
@@ -167,10 +184,11 @@ def _bounded(of: Sequence, begin: Ints, limits: Limits) -> Units:
     window_stop = np.searchsorted(of.window, window, side="right")
     last = after >= window_stop
     last[-1] = True
+    at_edge = last | (begin == np.searchsorted(of.window, window))
     stop = np.minimum(after, window_stop)
     inner = np.flatnonzero(~last)
     if not len(inner):
-        return Units(begin, ints(stop), ints(last))
+        return Units(begin, ints(stop), last, at_edge)
     reach = np.append(0, np.cumsum(of.weight))
     usual_weight = float(np.median((reach[stop] - reach[begin])[inner]))
     usual_length = float(np.median((stop - begin)[inner]))
@@ -179,4 +197,4 @@ def _bounded(of: Sequence, begin: Ints, limits: Limits) -> Units:
     stop = np.where(too_long, np.minimum(stop, begin + int(np.ceil(1.25 * usual_length))), stop)
     places = np.append(-1, np.flatnonzero(of.code == ending))
     end = places[np.searchsorted(places, stop) - 1]
-    return Units(begin, ints(np.where(end >= begin, end + 1, stop)), ints(last))
+    return Units(begin, ints(np.where(end >= begin, end + 1, stop)), last, at_edge)

@@ -38,8 +38,9 @@ class StepLimits:
 
     period: Limits = field(default_factory=Limits)
     min_match_share: float = 0.5  # of a unit's kernels with those of the usual one
+    min_median_match_share: float = 0.75  # the same, by half of all units
     min_explained_share: float = 0.5  # of all kernels, else no step is said to be found
-    min_whole_share: float = 0.9  # of the usual number of kernels, for the last unit before a pause
+    min_whole_share: float = 0.9  # of the usual number of kernels, for units next to a pause
     large_ratio: float = 8.0  # blocks per launch over the usual ones
     min_larger_share: float = 0.3  # of a step's kernels
     lanes_count: int = 3  # streams in which a period is looked for
@@ -242,7 +243,7 @@ def _judged(
     """Those of the units that are like the usual one, and what else is a step between them."""
     begin = sequence.start[units.first]
     reach = np.maximum.accumulate(sequence.end)[units.stop - 1]
-    joined = np.append(units.stop[:-1] == units.first[1:], False) & (units.last == 0)
+    joined = np.append(units.stop[:-1] == units.first[1:], False) & ~units.last
     until = np.where(joined, np.append(begin[1:], 0), np.maximum(reach, begin + 1))
     blocks = np.prod([trace.column("kernels", f"grid_{a}")[of.row].astype(np.int64) for a in "xyz"], axis=0)
     step, inside = _assigned(of.start, begin, until)
@@ -251,11 +252,12 @@ def _judged(
     usual_blocks = made.usual(made.blocks, len(begin), len(labels))
     whole = float(usual.sum())
     same, count = alike(made, usual, len(begin)), np.bincount(step[inside], minlength=len(begin))
-    kept = same >= limits.min_match_share * np.maximum(count, whole)
+    match = same / np.maximum(np.maximum(count, whole), 1)
+    kept = match >= limits.min_match_share
     weight = np.append(0, np.cumsum(sequence.weight))
     weight = weight[units.stop] - weight[units.first]  # of its stream alone: what runs beside it varies
-    kept &= (units.last == 0) | (weight >= limits.min_whole_share * np.median(weight))
-    if whole == 0 or kept.sum() < limits.period.min_repeats_count:
+    kept &= ~units.at_edge | (weight >= limits.min_whole_share * np.median(weight))
+    if kept.sum() < limits.period.min_repeats_count or np.median(match[kept]) < limits.min_median_match_share:
         return _none(mine, "what lies between kernels that recur evenly is not alike")
     if is_layer(made, labels, len(begin)):
         return _none(mine, "what repeats holds attention once: a layer, it seems, and no step recurs often enough")

@@ -133,6 +133,11 @@ def test_a_pause_cuts_steps_and_halves_are_none():
     assert found.follows.tolist() == [False, True, True, True, False, True, True, True, True]
 
 
+def test_a_step_of_which_the_recording_missed_the_beginning_is_none():
+    found = only(traced(step(0)[4:], *(step(100 * i) for i in range(1, 6))))
+    assert found.begin_ns.tolist() == [100, 200, 300, 400, 500]
+
+
 def test_what_repeats_once_per_attention_is_a_layer():
     layer = ("norm", "qkv", "flash_fwd_kernel", "out")
     found = only(traced(step(0, ("embed", *layer * 8, "head", "argmax"))))

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spikeprof.analyzers.derived.steps import find_steps
+from spikeprof.analyzers.runner import run_one
+from spikeprof.analyzers.steps import Steps
 from spikeprof.profiler.trace import Trace
 
 Rows = list[dict[str, Any]]
@@ -122,7 +124,7 @@ def test_graph_replays_are_steps_with_what_runs_beside_them(seed: int, steps: in
 
 
 @settings(max_examples=40, deadline=None)
-@given(seeds, st.integers(2, 40), st.integers(50, 2_000))
+@given(seeds, st.integers(2, 40), st.integers(100, 2_000))
 def test_no_steps_are_found_in_chance(seed: int, names: int, kernels: int):
     random = np.random.default_rng(seed)
     starts = np.cumsum(random.integers(1_000, 9_000, kernels))
@@ -134,3 +136,105 @@ def test_no_steps_are_found_in_chance(seed: int, names: int, kernels: int):
     assert found.source == "", (found.confidence, len(found.begin_ns))
     assert found.reason
     assert found.confidence is None
+
+
+@settings(max_examples=80, deadline=None)
+@given(seeds, st.integers(1, 400))
+def test_whatever_was_recorded_steps_are_in_order_and_no_kernel_is_in_two(seed: int, count: int):
+    random = np.random.default_rng(seed)
+    of = random.integers(1, 12)  # how often things recur
+    starts = np.sort(random.integers(0, random.choice([500, 100_000]), count))
+    rows = [
+        {
+            "name": str(random.choice(["gemm", "attention", "norm"]) if seed % 5 == 0 else "attn") + str(i % of),
+            "rank": int(random.integers(2)) if seed % 7 == 0 else 0,
+            "stream": int(random.integers(2)) if seed % 11 == 0 else 7,
+            "graph_id": int(random.integers(3)) if seed % 2 else 0,
+            "correlation_id": int(random.integers(1 + count // of)),
+            "grid_x": int(random.choice([1, 64])),
+            "start_ns": int(at),
+            "end_ns": int(at + random.integers(0, 400)),
+        }
+        for i, at in enumerate(starts)
+    ]
+    cut = int(random.integers(0, 100_001))
+    windows = [
+        {"rank": rank, "start_ns": a, "end_ns": b, "state": state}
+        for a, b, state in ((0, cut, "traced"), (cut, cut + 200, "clean"), (cut + 200, 200_000, "traced"))
+        for rank in (0, 1)
+    ]
+    calls = [{"name": "cudaLaunchKernel", "start_ns": i, "end_ns": i, "correlation_id": i} for i in range(count)]
+    ranges = [{"kind": "step", "start_ns": 7 * i, "end_ns": 7 * i + int(random.integers(12))} for i in range(count)]
+    more = {"runtime_calls": calls, "ranges": ranges} if seed % 3 == 0 else {}
+    trace = traced(rows, memory_ops=[], windows=windows, **more)
+    for steps in find_steps(trace):
+        assert (steps.confidence is None) == (steps.source == "") == bool(steps.reason) == (len(steps.begin_ns) == 0)
+        assert len(steps.begin_ns) == len(steps.end_ns) == len(steps.kernels) == len(steps.kind) == len(steps.follows)
+        assert (np.diff(steps.begin_ns) >= 0).all()
+        assert (steps.kernels > 0).all()
+        assert (steps.end_ns >= steps.begin_ns).all()
+        assert steps.kernels.sum() <= steps.kernels_total
+        assert steps.confidence is None or 0 < steps.confidence <= 1
+        if steps.source == "found":
+            assert (steps.end_ns[:-1] <= steps.begin_ns[1:]).all()
+    result = run_one(trace, Steps())
+    assert result.status != "error", result.reason
+
+
+LAYER = ("norm", "qkv", "rope", "cache", "attention", "out", "norm", "up", "silu", "down")
+PER_TOKEN = ("embed", "norm", "rope", "cache", "silu")
+
+
+class Engine:
+    """What an engine launches over a run: kernels one by one, or as a replay of a graph."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+        self.rows: Rows = []
+        self.at = self.replays = 0
+
+    def run(self, names: tuple[str, ...], tokens: int, graph: int = 0) -> None:
+        self.replays += 1
+        for name in names:
+            length = int(self.random.integers(1500, 4000))
+            same = {"graph_id": graph, "correlation_id": self.replays if graph else 0}
+            grid = tokens if name in PER_TOKEN else 4
+            self.rows.append({"name": name, "grid_x": grid, "start_ns": self.at, "end_ns": self.at + length, **same})
+            self.at += length + int(self.random.integers(0, 1500))
+
+    def step(self, kind: str, batch: int, tokens: int) -> None:
+        prefill = tokens > batch
+        if kind == "eager" or (kind == "graphs" and prefill):
+            self.run(("embed", *LAYER * 12, "norm", "head", "sample"), tokens)
+        elif kind == "graphs":  # one per batch size, and sampling behind it
+            self.run(("embed", *LAYER * 12, "norm"), tokens, graph=10 + batch)
+            self.run(("head", "sample"), batch)
+        elif kind == "piecewise":  # graphs of layers between attention, one by one
+            self.run(("embed",), tokens)
+            for layer in range(12):
+                self.run(LAYER[:4], tokens, graph=100 * batch + layer)
+                self.run(LAYER[4:5], tokens)
+                self.run(LAYER[5:], tokens, graph=100 * batch + 50 + layer)
+            self.run(("norm", "head", "sample"), tokens)
+        else:  # speculative: a small model four times, then the large one
+            for _ in range(4):
+                self.run(("draft_embed", *LAYER * 2, "draft_head", "draft_sample"), batch)
+            self.run(("embed", *LAYER * 12, "norm", "head", "verify"), 4 * batch)
+
+
+@settings(max_examples=10, deadline=None)
+@given(seeds, st.sampled_from(["eager", "graphs", "piecewise", "speculative"]))
+def test_steps_of_a_server_with_prefills_between_decodes(seed: int, kind: str):
+    engine = Engine(seed)
+    true: dict[int, str] = {}
+    for number in range(100):
+        engine.at += int(engine.random.integers(8_000, 20_000))
+        prefill = number % 25 == 0 or engine.random.random() < 0.05
+        batch = int(engine.random.choice([1, 2, 4, 8]))
+        true[engine.at] = "prefill" if prefill else "decode"
+        engine.step(kind, batch, int(engine.random.integers(64, 600)) if prefill else batch)
+    (found,) = find_steps(traced(engine.rows))
+    assert found.begin_ns.tolist() == list(true)
+    if kind != "speculative":  # there all rounds are alike
+        assert list(found.kind) == list(true.values())
+    assert found.confidence > 0.95
