@@ -218,7 +218,7 @@ class Steps:
                 evidence.insert(3, Evidence("busy_grown_ns", busy[1] - busy[0]))
             begin, end = of.begin[run[0]], of.end[run[-1]]
             late = _seconds(end - (end - begin) // 5, end)
-            action = f"Compare the kernels of the last fifth, --between {late}, with those of the first."
+            action = f"Compare kernels of the last fifth (--between {late} shows it) with those of the first."
             found.append(Finding("step-drift", "info", {"step": name}, tuple(evidence), action))
         return found
 
@@ -230,7 +230,7 @@ class Steps:
             Evidence("steady_begin_ns", steady_ns),
             Evidence("steady_steps_count", int(of.steady.sum()), self.min_steps_count, "min_steps_count"),
         )
-        action = f"Judge the steady part alone: spikeprof analyze TRACE --between {_seconds(steady_ns, last_ns)}."
+        action = f"Run spikeprof analyze TRACE --between {_seconds(steady_ns, last_ns)} to judge the steady part alone."
         return [Finding("start-up", "warning", {}, evidence, action)]
 
     def _slowest(self, of: StepSeries) -> Columns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,9 +54,10 @@ def series_of(
 ) -> StepSeries:
     """The steps of all as one series. ``busy`` by device: the times with GPU work."""
     names = [name for steps in found for name in steps.kind]
-    often = {name: names.count(name) for name in dict.fromkeys(names)} if len(set(names)) <= 1000 else {}
-    kept = sorted(often, key=lambda name: -often[name])[:MOST_KINDS]
-    kinds = kept if len(kept) == len(often) and often else [*kept, OTHER]
+    often = Counter(names)
+    kinds = [name for name, _ in often.most_common(MOST_KINDS) if name != OTHER]
+    if len(kinds) < len(often):
+        kinds.append(OTHER)
     at = {name: i for i, name in enumerate(kinds)}
     kind = ints([at.get(name, len(kinds) - 1) for name in names])
     lengths = [len(steps.begin_ns) for steps in found]

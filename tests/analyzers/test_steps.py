@@ -275,6 +275,15 @@ def test_steps_of_torch_profiler_are_marked_ones():
     assert only(traced(kernels, runtime_calls=calls, ranges=ranges)).kind == ("unknown", "unknown")
 
 
+def test_kinds_beyond_the_first_are_taken_together():
+    kernels, calls = launched(*((100 * i + 10, 100 * i + 20) for i in range(30)))
+    ranges = marks(*((100 * i, 100 * i + 90, f"kind_{i}" if i < 20 else "kind_3", "") for i in range(30)))
+    table = Steps().analyze(traced(kernels, runtime_calls=calls, ranges=ranges)).tables["kinds"]
+    assert len(table["kind"]) == 13
+    assert dict(zip(table["kind"], table["steps_count"], strict=True))["kind_3"] == 11
+    assert dict(zip(table["kind"], table["steps_count"], strict=True))["other"] == 20 - 12
+
+
 # -- rules ---------------------------------------------------------------------------------------------------------
 
 
@@ -320,7 +329,7 @@ def test_start_up_names_the_command_for_the_steady_part():
     result = Steps().analyze(trace)
     (found,) = result.findings
     assert found.rule == "start-up"
-    assert found.recommendation.endswith("spikeprof analyze TRACE --between 0.004000,0.004591.")
+    assert "spikeprof analyze TRACE --between 0.004000,0.004591 " in found.recommendation
     assert finding(result, "start-up")["start_up_share"] == 4_000_000 / 4_590_082
     part = trace.narrowed(4_000_000, 4_591_000)
     assert metrics(Steps().analyze(part))["steps_count"] == 60
