@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from spikeprof.cli.pierce_known import KnownSource
+from spikeprof.cli.pierce_light import give_memory_back, keep_small
 from spikeprof.cli.pierce_memory import BaselineKeeper
 from spikeprof.cli.pierce_options import SEVERITIES, Memory, Routing, Showing, Thresholds, detector_options
 from spikeprof.cli.pierce_routes import make_routes, secret
@@ -66,8 +67,6 @@ class Session:
     """
 
     def __init__(self, plan: Plan, console: Console) -> None:
-        import pyarrow as pa
-
         from spikeprof.analyzers.cache_pierce.detector import Detector
         from spikeprof.reports.pierce.dispatcher import Dispatcher
         from spikeprof.reports.pierce.history import History
@@ -75,8 +74,8 @@ class Session:
         from spikeprof.reports.pierce.metrics import PierceMetrics
         from spikeprof.reports.pierce.redact import Redactor
 
-        if plan.live:  # it runs for long: give memory back where Arrow's own pool would keep it
-            pa.set_memory_pool(pa.system_memory_pool())
+        if plan.live:
+            keep_small()
         showing, routing = plan.showing, plan.routing
         self._plan = plan
         self._redactor: Redactor | None = None
@@ -232,6 +231,7 @@ class Session:
             await asyncio.sleep(TICK_S)
             await self._advance()
             await self._show()
+            await self._ask(give_memory_back)
             if time.monotonic() - self._saved_s >= SAVE_S:
                 await self._save()
             known = self._plan.known

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import pyarrow as pa
 from rbloom import Bloom
 
@@ -33,15 +32,18 @@ _HELD_S = 10.0  # … for so long after its last miss
 
 
 class KeyHash:
-    """Hashes of keys (SipHash, by pandas), the same for the life of this object."""
+    """Hashes of keys (SipHash, by Python's own of strings), the same for the life of this object.
+
+    Its secret is that of the process, which PYTHONHASHSEED may give away: keys are hashed behind one of our own.
+    """
 
     def __init__(self) -> None:
-        self._secret = secrets.token_hex(8)  # pandas takes 16 bytes
+        self._secret = secrets.token_hex(8)
 
     def __call__(self, keys: pa.StringArray) -> Hashes:
         """Hashes uint64 [n] of n keys."""
         texts = keys.to_numpy(zero_copy_only=False)
-        return np.asarray(pd.util.hash_array(texts, hash_key=self._secret, categorize=False))
+        return np.fromiter(map(hash, map(self._secret.__add__, texts)), np.int64, len(texts)).view(np.uint64)
 
 
 class RoughCounts:

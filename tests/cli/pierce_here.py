@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from spikeprof.cli.app import run_command_line
@@ -16,6 +17,7 @@ Here = Callable[..., Run]
 
 def runner(capsys: pytest.CaptureFixture[str]) -> Here:
     """Runs ``spikeprof pierce ARGUMENTS`` and gives what a process would give."""
+    assert pd  # imported, so that a live run does not leave it out of this process
 
     def run(*arguments: str | Path) -> Run:
         capsys.readouterr()

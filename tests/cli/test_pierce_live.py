@@ -447,3 +447,23 @@ def test_nothing_heavy_is_imported_for_help() -> None:
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert run.stdout.splitlines()[-1] == "[]"
+
+
+@needs_redis
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_memory_is_bounded_and_pandas_left_out(redis_port: int) -> None:
+    """The limit of 200 MB after 10 million random keys, here after what 6 s bring."""
+    upstream = f"127.0.0.1:{redis_port}"
+    with detector("proxy", "--listen", "127.0.0.1:0", "--upstream", upstream, "--baselines", "none") as process:
+        port = said(process, r"clients connect to 127\.0\.0\.1:(\d+)")[1]
+        load = ("-n", "900000", "-t", "get", "-r", "1000000000", "-P", "16", "-q")
+        subprocess.run(["redis-benchmark", "-p", port, *load], stdout=subprocess.DEVNULL, check=True, timeout=60)
+        time.sleep(0.6)
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        maps = Path(f"/proc/{process.pid}/maps").read_text()
+        code, _, err = ended(process)
+    assert code == 0, err
+    assert "pandas" not in maps
+    peak = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert peak
+    assert int(peak[1]) < 190_000

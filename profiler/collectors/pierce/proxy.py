@@ -78,7 +78,7 @@ class ProxyOptions:
     block, and scripts, are waited for. None = wait as long as the client does."""
     batch_s: float = 0.05
     """Look-ups are handed over at most this often."""
-    held_lookups_max: int = 300_000
+    held_lookups_max: int = 150_000
     """Look-ups that wait for a busy receiver; further ones are dropped and counted."""
     analysis_every_s: float = 0.02
     """Copies are looked into this long after they were made, so that several are looked into at once."""
