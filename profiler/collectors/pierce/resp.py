@@ -13,6 +13,9 @@ from collections.abc import Mapping
 ARG_BYTES_MAX = 16 * 1024
 #: A command's arguments after this many are stepped over; a None at the end stands for them.
 ARGS_MAX = 65_536
+#: Long arguments of one command that are kept, in all; those after are stepped over, and two None stand for them.
+ARGS_BYTES_MAX = 4 << 20
+_LONG_BYTES = 512
 #: What Redis takes for a header or an inline command (PROTO_INLINE_MAX_SIZE).
 LINE_BYTES_MAX = 64 * 1024
 
@@ -65,6 +68,7 @@ class RequestParser:
         self._wanted = wanted
         self._words_max = words_max or {}
         self._most = ARGS_MAX
+        self._kept_bytes = 0
         self._tail = b""
         self._skip_bytes = 0
         self._left = 0
@@ -152,14 +156,24 @@ class RequestParser:
                     self.name = (args[0] or b"?").upper()
                     self._keep = self.name in self._wanted
                     self._most = self._words_max.get(self.name, ARGS_MAX)
+                    self._kept_bytes = 0
                 elif len(args) == self._most:
                     if self._most == ARGS_MAX:
                         args.append(None)
                     self._keep = False
+                elif size > _LONG_BYTES:
+                    self._keep_long(size)
             left -= 1
             pos = stop
         self._left = left
         return min(pos, end)
+
+    def _keep_long(self, size: int) -> None:
+        """Keep no more of a command whose long arguments are too much in all."""
+        self._kept_bytes += min(size, ARG_BYTES_MAX)
+        if self._kept_bytes > ARGS_BYTES_MAX:
+            self._args += (None, None)  # one of them stands where a key may be
+            self._keep = False
 
     def _inline(self, data: bytes, pos: int, end: int) -> int:
         eol = data.find(b"\n", pos)

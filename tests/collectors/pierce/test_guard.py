@@ -251,3 +251,13 @@ def test_who_is_not_served_adds_nothing_to_what_is_known(redis: Redis) -> None:
                     assert told == [["no1"]]
         finally:
             admin.ask(command("CONFIG", "SET", "requirepass", ""), b"+OK\r\n")
+
+
+@pytest.mark.parametrize("name", ["MGET", "MSET"])
+def test_long_arguments_are_not_all_held(name: str) -> None:
+    words = [name, *("x" * 16_000 for _ in range(2000))]
+    (args, _), rest = RequestParser(WANTED | WRITES, WORDS_MAX).feed(command(*words) + command("GET", "a"))
+    assert sum(len(arg or b"") for arg in args) < (4 << 20) + 20_000
+    assert args[-2:] == [None, None]
+    assert written(name.encode(), args) == (None if name == "MSET" else [])
+    assert rest[0] == [b"GET", b"a"]
