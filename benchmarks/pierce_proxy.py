@@ -41,6 +41,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=100_000, help="requests of each run at 50 clients")
     parser.add_argument("--loop", choices=("auto", "asyncio", "uvloop"), default="auto")
+    parser.add_argument("--detect", action="store_true", help="the whole `spikeprof pierce proxy`, not the proxy alone")
+    parser.add_argument("--flood", type=int, default=0, metavar="N", help="then N GETs of random keys, for its memory")
     parser.add_argument("--serve", nargs=2, type=int, metavar=("LISTEN", "UPSTREAM"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -52,12 +54,19 @@ def main() -> int:
         upstream, listen = free_port(), free_port()
         server = ["redis-server", "--port", str(upstream), "--bind", HOST, "--save", "", "--dir", folder]
         proxy = [sys.executable, __file__, "--loop", options.loop, "--serve", str(listen), str(upstream)]
+        if options.detect:
+            ends = ["--listen", f"{HOST}:{listen}", "--upstream", f"{HOST}:{upstream}"]
+            proxy = [sys.executable, "-m", "spikeprof", "pierce", "proxy", *ends, "--baselines", "none"]
         children = [subprocess.Popen(server, stdout=subprocess.DEVNULL)]
         try:
             wait_for(upstream)
             children.append(subprocess.Popen(proxy, stdout=subprocess.PIPE, text=True))
             wait_for(listen)
             measure(upstream, listen, options.rounds, options.requests, children[-1].pid)
+            if options.flood:
+                words = ["-c", "50", "-P", "16", "-n", str(options.flood), "-t", "get", "-r", "1000000000000"]
+                print(f"{options.flood:,} GETs of random keys: {run(listen, words)[0]:,.0f}/s")
+            print(f"the proxy's highest memory: {highest_mb(children[-1].pid):.0f} MB")
             print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores at the end")
         finally:
             for child in reversed(children):
@@ -101,6 +110,12 @@ def cpu_s(pid: int) -> float:
     """Seconds of CPU that a process has taken."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def highest_mb(pid: int) -> float:
+    """The highest resident set of a process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1000
 
 
 def serve(listen: int, upstream: int, loop: str) -> int:

@@ -15,6 +15,9 @@ Hashes = npt.NDArray[np.uint64]
 
 _CELLS_COUNT = 30  # in hot_key_s
 
+#: Keys that may take another's place in one cell. A key that is missed on and on is asked about again and again.
+_REPLACED_MAX = 64
+
 
 @dataclass(slots=True)
 class Followed:
@@ -26,6 +29,7 @@ class Followed:
     since_s: float  # when it began to be missed
     lookups: Floats
     misses: Floats
+    missed_count: float = 0.0  # the sum of misses
     alerting: bool = False
     alert_id: str = ""
     quiet_cells: int = 0
@@ -50,6 +54,8 @@ class HotKeys:
         self._sorted: Hashes = np.zeros(0, np.uint64)
         self._newest = 0
         self._is_begun = False
+        self._least_count = 0.0  # none that could make room was missed less; grows until move_to
+        self._replaced_count = 0
 
     def get(self, hashed: int) -> Followed:
         """One key that is followed."""
@@ -71,7 +77,8 @@ class HotKeys:
         for key in self._followed.values():
             key.lookups[:] = 0
             key.misses[:] = 0
-            key.since_s = now_s
+            key.missed_count, key.since_s = 0.0, now_s
+        self._least_count, self._replaced_count = 0.0, 0
         self._newest = int(now_s // self.cell_s)
 
     def count(self, hashes: Hashes, hits: npt.NDArray[np.bool_], ts_s: Floats) -> None:
@@ -93,22 +100,26 @@ class HotKeys:
             cell = int(cells[place]) % self._ring_count
             key.lookups[cell] += lookups[i]
             key.misses[cell] += misses[i]
+            key.missed_count += misses[i]
 
     def follow(self, hashed: int, key: Followed, misses_count: int, now_s: float) -> None:
         """Follow one more key, missed ``misses_count`` times in a row by now; the least missed one makes room."""
         if hashed in self._followed:
             return
         if len(self._followed) >= self._options.max_hot_keys_count:
-            least = min(
-                self._followed, key=lambda other: (self._followed[other].alerting, self._followed[other].misses.sum())
-            )
-            if self._followed[least].alerting or self._followed[least].misses.sum() >= misses_count:
+            # Thousands a second may ask for room when all keys are missed: most must cost nothing.
+            if misses_count <= self._least_count or self._replaced_count >= _REPLACED_MAX:
+                return
+            least, other = min(self._followed.items(), key=lambda item: (item[1].alerting, item[1].missed_count))
+            if other.alerting or other.missed_count >= misses_count:
+                self._least_count = float("inf") if other.alerting else other.missed_count
                 return
             del self._followed[least]
+            self._replaced_count += 1
         if not self._is_begun:
             self._newest, self._is_begun = int(now_s // self.cell_s), True
         cell = min(int(now_s // self.cell_s), self._newest) % self._ring_count
-        key.lookups[cell] = key.misses[cell] = misses_count
+        key.lookups[cell] = key.misses[cell] = key.missed_count = misses_count
         self._followed[hashed] = key
         self._sorted = np.sort(np.fromiter(self._followed, np.uint64, len(self._followed)))
 
@@ -130,9 +141,10 @@ class HotKeys:
             for new in range(max(self._newest + 1, cell - self._ring_count + 1), cell + 1):
                 key.lookups[new % self._ring_count] = 0
                 key.misses[new % self._ring_count] = 0
+            key.missed_count = float(key.misses.sum())
             if not key.alerting and not key.lookups.any():
                 del self._followed[hashed]
-        self._newest = cell
+        self._newest, self._least_count, self._replaced_count = cell, 0.0, 0
         self._sorted = np.sort(np.fromiter(self._followed, np.uint64, len(self._followed)))
         return moves
 
