@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from spikeprof import __version__
-from spikeprof.cli import analyze, counters, doctor, explain, pierce, report, run, topology
+from spikeprof.cli import analyze, counters, doctor, explain, report, run, topology
 from spikeprof.profiler.counter_metrics import DEFAULT_SET, METRICS, SETS
 from spikeprof.profiler.errors import OutputError, SpikeprofError, UsageError
 
@@ -46,7 +46,6 @@ app.command("doctor")(doctor.doctor)
 app.command("counters", short_help="Read counters of GPUs that are at work already.")(counters.counters)
 app.command("topology", short_help="Show how the GPUs are joined, and what that suits.")(topology.topology)
 app.command("explain")(explain.explain)
-app.add_typer(pierce.pierce)
 
 
 def _print_version(value: bool) -> None:
@@ -124,6 +123,10 @@ def _make_ready(*names: str) -> None:
 def _invoke(arguments: list[str]) -> int:
     """Parse and run. Typer's own ``main`` would print and exit."""
     command: Any = typer.main.get_command(app)
+    if not (arguments and arguments[0] in command.commands):  # its many options would hold every other verb up
+        from spikeprof.cli.pierce import pierce
+
+        command.add_command(typer.main.get_command(pierce))
     arguments = _with_default_values(command, arguments)
     with command.make_context("spikeprof", arguments) as context:
         code = command.invoke(context)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
-from spikeprof.profiler.errors import UsageError
+from spikeprof.profiler.errors import InputError, UsageError
 from spikeprof.profiler.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -28,6 +30,17 @@ def open_input(path: Path, between: str) -> tuple[Trace, str]:
         length = trace.manifest.duration_ns / NS_PER_S
         raise UsageError(f"--between {between}: the recording is {length:.3f} s long, nothing of it lies there")
     return trace.narrowed(int(begin * NS_PER_S), int(end * NS_PER_S)), f"{name}, {begin:g} s to {end:g} s"
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """The file's bytes. Raises InputError."""
+    try:
+        stream = path.open("rb")
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    with stream:
+        yield stream
 
 
 def two_numbers(text: str) -> tuple[float, float] | None:

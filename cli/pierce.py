@@ -9,22 +9,14 @@ from typing import Annotated
 import typer
 
 from spikeprof.cli.inputs import BETWEEN_HELP
-from spikeprof.cli.pierce_options import (
-    FailOn,
-    Knowledge,
-    Length,
-    Memory,
-    Routing,
-    Showing,
-    Thresholds,
-    takes_groups,
-)
+from spikeprof.cli.pierce_options import FailOn, Knowledge, Routing, Showing, Thresholds, Watching, takes_groups
 
 pierce = typer.Typer(
     name="pierce",
     help="Alert on cache penetration: look-ups of keys that are in no cache and in no store behind it.",
     short_help="Alert on cache penetration.",
     epilog="Exit codes: 0 done, 1 --fail-on was met, 2 wrong command line, 3 unreadable input, 4 unwritable output.",
+    add_completion=False,
     rich_markup_mode=None,
 )
 
@@ -90,11 +82,7 @@ def proxy(
     ] = 0.0,
     *,
     knowledge: Knowledge,
-    thresholds: Thresholds,
-    memory: Memory,
-    routing: Routing,
-    showing: Showing,
-    length: Length,
+    watching: Watching,
 ) -> int:
     """Stand in front of a Redis and watch what clients look up; bytes pass unchanged.
 
@@ -118,7 +106,7 @@ def proxy(
         ttl_keys=ttl_keys,
         reply_timeout_s=reply_timeout,
     )
-    return pierce_live.proxy(wanted, knowledge, thresholds, memory, routing, showing, length)
+    return pierce_live.proxy(wanted, knowledge, watching)
 
 
 @pierce.command("monitor", short_help="Watch a Redis by MONITOR, without a proxy.")
@@ -132,11 +120,7 @@ def monitor(
     every: Annotated[float, typer.Option(metavar="S", help="Ask for hits and misses this often.", min=0.01)] = 0.1,
     *,
     knowledge: Knowledge,
-    thresholds: Thresholds,
-    memory: Memory,
-    routing: Routing,
-    showing: Showing,
-    length: Length,
+    watching: Watching,
 ) -> int:
     """Watch a Redis by MONITOR and INFO, without a proxy: a quick look, which costs the server throughput.
 
@@ -144,9 +128,7 @@ def monitor(
     """
     from spikeprof.cli import pierce_live
 
-    return pierce_live.monitor(
-        redis, redis_user, redis_password_env, every, knowledge, thresholds, memory, routing, showing, length
-    )
+    return pierce_live.monitor(redis, redis_user, redis_password_env, every, knowledge, watching)
 
 
 @pierce.command("engine", short_help="Watch the prefix cache of vLLM or SGLang.")
@@ -166,11 +148,7 @@ def engine(
     ] = "",
     every: Annotated[float, typer.Option(metavar="S", help="Scrape this often.", min=0.05)] = 1.0,
     *,
-    thresholds: Thresholds,
-    memory: Memory,
-    routing: Routing,
-    showing: Showing,
-    length: Length,
+    watching: Watching,
 ) -> int:
     """Watch the prefix cache of vLLM or SGLang, for prompts that defeat it. Name one of --zmq, --events, --metrics.
 
@@ -179,7 +157,7 @@ def engine(
     from spikeprof.cli import pierce_engine
 
     wanted = pierce_engine.EngineWanted(zmq, zmq_replay, events, metrics, every)
-    return pierce_engine.engine(wanted, thresholds, memory, routing, showing, length)
+    return pierce_engine.engine(wanted, watching)
 
 
 @pierce.command("follow", short_help="Watch a file of JSON lines as it grows, like tail -F.")
@@ -192,16 +170,12 @@ def follow(
     from_start: Annotated[bool, typer.Option("--from-start", help="Read what is in it already, too.")] = False,
     *,
     knowledge: Knowledge,
-    thresholds: Thresholds,
-    memory: Memory,
-    routing: Routing,
-    showing: Showing,
-    length: Length,
+    watching: Watching,
 ) -> int:
     """Watch a file of JSON lines as it grows, like tail -F; rotation is followed."""
     from spikeprof.cli import pierce_live
 
-    return pierce_live.follow(path, from_start, knowledge, thresholds, memory, routing, showing, length)
+    return pierce_live.follow(path, from_start, knowledge, watching)
 
 
 @pierce.command("replay", short_help="Say which alerts would have fired over recorded events.")

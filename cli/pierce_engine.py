@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spikeprof.cli.pierce_live import check_html, console, counted, ended, feed_all, until_stopped
-from spikeprof.cli.pierce_options import Length, Memory, Routing, Showing, Thresholds
+from spikeprof.cli.inputs import opened
+from spikeprof.cli.pierce_live import console, counted, ended, feed_all, until_stopped
+from spikeprof.cli.pierce_options import Memory, Watching
 from spikeprof.cli.pierce_session import Plan, Session, say
 from spikeprof.profiler.errors import InputError, UsageError
 
@@ -36,14 +36,10 @@ class EngineWanted:
 
 def engine(
     wanted: EngineWanted,
-    thresholds: Thresholds,
-    memory: Memory,
-    routing: Routing,
-    showing: Showing,
-    length: Length,
+    watching: Watching,
 ) -> int:
     """Watch until Ctrl-C or the end of the file. Raises SpikeprofError where it cannot start."""
-    check_html(showing)
+    watching.showing.check_page()
     named = [name for name in (wanted.zmq, wanted.events, wanted.metrics) if name]
     if len(named) != 1:
         raise UsageError("name one source: --zmq ENDPOINT, --events FILE or --metrics URL")
@@ -52,10 +48,7 @@ def engine(
     source = _counters(wanted) if wanted.metrics else _events(wanted)
     plan = Plan(
         source=f"prefix cache, {source.name}",
-        thresholds=thresholds,
-        routing=routing,
-        showing=showing,
-        memory=Memory(baselines="none") if wanted.events else memory,
+        watching=replace(watching, memory=Memory(baselines="none")) if wanted.events else watching,
         live=not wanted.events,
         is_now=False,
         read=source.read,
@@ -64,7 +57,7 @@ def engine(
 
     async def run() -> Session:
         async with Session(plan, console()) as session:
-            await until_stopped(session, length, source.run(session))
+            await until_stopped(session, watching.length, source.run(session))
         return session
 
     return ended(asyncio.run(run()))
@@ -88,22 +81,12 @@ def _events(wanted: EngineWanted) -> _Source:
         await feed_all(subscribe(wanted.zmq, wanted.zmq_replay or None, events, stop=stop), session)
 
     async def recorded(session: Session) -> None:
-        with _opened(wanted.events) as stream:
+        assert wanted.events is not None
+        with opened(wanted.events) as stream:
             await feed_all(read_events(stream, events), session)
 
     name = f"events in {wanted.events}" if wanted.events else f"events from {wanted.zmq}"
     return _Source(name, _EVENTS_HIDE, recorded if wanted.events else live, lambda: counted(events.counts))
-
-
-@contextlib.contextmanager
-def _opened(path: Path | None) -> Iterator[Any]:
-    assert path is not None
-    try:
-        stream = path.open("rb")
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    with stream:
-        yield stream
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from spikeprof.cli.pierce_known import KnownSource, Scan
-from spikeprof.cli.pierce_options import Knowledge, Length, Memory, Routing, Showing, Thresholds, address
+from spikeprof.cli.pierce_options import Knowledge, Length, Watching, address
 from spikeprof.cli.pierce_routes import secret
 from spikeprof.cli.pierce_session import Plan, Session, say
 from spikeprof.profiler.errors import UsageError
@@ -52,16 +52,12 @@ class ProxyWanted:
 def proxy(
     wanted: ProxyWanted,
     knowledge: Knowledge,
-    thresholds: Thresholds,
-    memory: Memory,
-    routing: Routing,
-    showing: Showing,
-    length: Length,
+    watching: Watching,
 ) -> int:
     """Serve until Ctrl-C. Raises SpikeprofError where it cannot start."""
     from spikeprof.profiler.collectors.pierce.proxy import Address, Proxy, ProxyOptions
 
-    check_html(showing)
+    watching.showing.check_page()
     upstream = Address(*address(wanted.upstream, "--upstream"))
     options = ProxyOptions(
         tenant_of=cast(Literal["none", "user", "db"], wanted.tenant),
@@ -78,10 +74,7 @@ def proxy(
     served: list[Proxy] = []
     plan = Plan(
         source=f"proxy to {upstream}",
-        thresholds=thresholds,
-        routing=routing,
-        showing=showing,
-        memory=memory,
+        watching=watching,
         known=known,
         guard=guard,
         read=lambda: counted(served[0].counts) if served else {},
@@ -101,7 +94,7 @@ def proxy(
             served.append(server)
             say(f"clients connect to {server.listen}; Ctrl-C ends it")
             try:
-                await session.until_stopped(length.seconds)
+                await session.until_stopped(watching.length.seconds)
             finally:
                 await server.close()
         return session
@@ -122,23 +115,16 @@ def follow(
     path: Path,
     from_start: bool,
     knowledge: Knowledge,
-    thresholds: Thresholds,
-    memory: Memory,
-    routing: Routing,
-    showing: Showing,
-    length: Length,
+    watching: Watching,
 ) -> int:
     """Follow until Ctrl-C. Raises SpikeprofError where it cannot start."""
     from spikeprof.profiler.collectors.pierce import jsonl
 
-    check_html(showing)
+    watching.showing.check_page()
     counts = jsonl.Counts()
     plan = Plan(
         source=f"events in {path}",
-        thresholds=thresholds,
-        routing=routing,
-        showing=showing,
-        memory=memory,
+        watching=watching,
         known=KnownSource(knowledge),
         is_now=False,
         read=lambda: {"lines": counts.lines, "broken": counts.broken, "rotations": counts.rotations},
@@ -147,7 +133,7 @@ def follow(
     async def run() -> Session:
         async with Session(plan, console()) as session:
             batches = jsonl.follow(path, counts, from_start=from_start, stop=lambda: session.is_stopped)
-            await until_stopped(session, length, feed_all(batches, session))
+            await until_stopped(session, watching.length, feed_all(batches, session))
         return session
 
     return ended(asyncio.run(run()))
@@ -159,26 +145,19 @@ def monitor(
     password_env: str,
     every_s: float,
     knowledge: Knowledge,
-    thresholds: Thresholds,
-    memory: Memory,
-    routing: Routing,
-    showing: Showing,
-    length: Length,
+    watching: Watching,
 ) -> int:
     """Watch until Ctrl-C. Raises SpikeprofError where it cannot start."""
     from spikeprof.profiler.collectors.pierce.monitor import CANNOT_KNOW, MonitorCounts, MonitorOptions, watch
 
-    check_html(showing)
+    watching.showing.check_page()
     host, port = address(where, "--redis")
     password = secret(password_env, "--redis-password-env") if password_env else None
     options = MonitorOptions(every_s=every_s, user=user or None, password=password)
     counts = MonitorCounts()
     plan = Plan(
         source=f"MONITOR of {where}",
-        thresholds=thresholds,
-        routing=routing,
-        showing=showing,
-        memory=memory,
+        watching=watching,
         known=KnownSource(knowledge),
         is_now=False,  # MONITOR has the server's clock
         read=lambda: counted(counts),
@@ -191,7 +170,7 @@ def monitor(
 
     async def run() -> Session:
         async with Session(plan, console()) as session:
-            await until_stopped(session, length, _spans(watch(host, port, options, counts), session))
+            await until_stopped(session, watching.length, _spans(watch(host, port, options, counts), session))
         return session
 
     return ended(asyncio.run(run()))
@@ -253,14 +232,6 @@ def console() -> Any:
     from rich.console import Console
 
     return Console()
-
-
-def check_html(showing: Showing) -> None:
-    """Refuse before the start a page that could not be written at the end. Raises OutputError."""
-    from spikeprof.cli import outputs
-
-    if showing.html is not None:
-        outputs.check(showing.html, outputs.is_html_report)
 
 
 def counted(counts: Any) -> Mapping[str, int]:

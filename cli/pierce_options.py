@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
@@ -158,6 +158,13 @@ class Showing:
         typer.Option("--fail-on", help="Exit with 1 when there was an alert of this severity or above."),
     ] = None
 
+    def check_page(self) -> None:
+        """Refuse before the start a page that could not be written at the end. Raises OutputError."""
+        from spikeprof.cli import outputs
+
+        if self.html is not None:
+            outputs.check(self.html, outputs.is_html_report)
+
 
 @dataclass(frozen=True, slots=True)
 class Length:
@@ -166,8 +173,19 @@ class Length:
     seconds: Annotated[float, typer.Option(metavar="S", help="End after S seconds; 0 = at Ctrl-C.", min=0)] = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Watching:
+    """What everything that goes on takes, whatever its source."""
+
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    memory: Memory = field(default_factory=Memory)
+    routing: Routing = field(default_factory=Routing)
+    showing: Showing = field(default_factory=Showing)
+    length: Length = field(default_factory=Length)
+
+
 def takes_groups(verb: Callable[..., int]) -> Callable[..., int]:
-    """The verb with every parameter that is a group of options spelled out as those options."""
+    """The verb with every parameter that is a group of options, or of groups, spelled out as those options."""
     parameters = list(inspect.signature(verb, eval_str=True).parameters.values())
     groups = {p.name: p.annotation for p in parameters if is_dataclass(p.annotation)}
     spelled = [q for p in parameters for q in (_options_of(groups[p.name]) if p.name in groups else [p])]
@@ -179,10 +197,7 @@ def takes_groups(verb: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(verb)
     def spelled_out(**values: Any) -> int:
         _require_extra()
-        made = {
-            name: group(**{f.name: values.pop(f.name) for f in fields(group)})  # type: ignore[operator]
-            for name, group in groups.items()
-        }
+        made = {name: _made(group, values) for name, group in groups.items()}
         return verb(**values, **made)
 
     spelled_out.__signature__ = signature  # type: ignore[attr-defined]
@@ -197,24 +212,30 @@ def _require_extra() -> None:
         raise UsageError(f"this needs {', '.join(missing)}: pip install 'spikeprof[pierce]'")
 
 
-def _options_of(group: Any) -> list[inspect.Parameter]:
+def _options_of(group: Any) -> Iterator[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
-    return [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field.default is MISSING else field.default,
-            annotation=hints[field.name],
-        )
-        for field in fields(group)
-    ]
+    for one in fields(group):
+        if is_dataclass(hints[one.name]):
+            yield from _options_of(hints[one.name])
+        else:
+            default = inspect.Parameter.empty if one.default is MISSING else one.default
+            kind = inspect.Parameter.KEYWORD_ONLY
+            yield inspect.Parameter(one.name, kind, default=default, annotation=hints[one.name])
+
+
+def _made(group: Any, values: dict[str, Any]) -> Any:
+    """The group of these values, which are taken out."""
+    hints = get_type_hints(group)
+    return group(
+        **{name: _made(hint, values) if is_dataclass(hint) else values.pop(name) for name, hint in hints.items()}
+    )
 
 
 def detector_options(settings: Sequence[str] | None) -> Options:
     """The detector's options with ``NAME=VALUE`` applied. Raises UsageError for unknown names and odd values."""
     from spikeprof.analyzers.cache_pierce.options import Options
 
-    usual: Mapping[str, Any] = {field.name: field.default for field in fields(Options)}
+    usual: Mapping[str, Any] = {option.name: option.default for option in fields(Options)}
     chosen: dict[str, Any] = {}
     for setting in settings or ():
         name, _, text = setting.partition("=")

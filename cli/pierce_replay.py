@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import typer
 
+from spikeprof.cli.inputs import opened
 from spikeprof.cli.pierce_known import KnownSource
-from spikeprof.cli.pierce_options import Knowledge, Memory, Routing, Showing, Thresholds
-from spikeprof.profiler.errors import InputError, UsageError
+from spikeprof.cli.pierce_options import Knowledge, Memory, Routing, Showing, Thresholds, Watching
+from spikeprof.profiler.errors import UsageError
 
 if TYPE_CHECKING:
     from spikeprof.cli.pierce_session import Session
@@ -37,20 +38,15 @@ def replay(
     """Read all events, print what fires, and return the exit code. Raises SpikeprofError."""
     from rich.console import Console
 
-    from spikeprof.cli import outputs
     from spikeprof.cli.pierce_session import Plan, Session
     from spikeprof.profiler.collectors.pierce.jsonl import Counts, read_jsonl
 
     factor = _factor(speed)
-    if showing.html is not None:
-        outputs.check(showing.html, outputs.is_html_report)
+    showing.check_page()
     counts = Counts()
     plan = Plan(
         source="standard input" if str(path) == "-" else path.name,
-        thresholds=thresholds,
-        routing=routing,
-        showing=showing,
-        memory=Memory(baselines="none"),
+        watching=Watching(thresholds, Memory(baselines="none"), routing, showing),
         known=KnownSource(knowledge),
         live=False,
         quiet=as_json,
@@ -97,11 +93,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
     if str(path) == "-":
         yield sys.stdin.buffer
         return
-    try:
-        stream = path.open("rb")
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    with stream:
+    with opened(path) as stream:
         yield stream
 
 

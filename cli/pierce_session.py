@@ -10,14 +10,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from spikeprof.cli.pierce_known import KnownSource
 from spikeprof.cli.pierce_light import give_memory_back, keep_small
 from spikeprof.cli.pierce_memory import BaselineKeeper
-from spikeprof.cli.pierce_options import SEVERITIES, Memory, Routing, Showing, Thresholds, detector_options
+from spikeprof.cli.pierce_options import SEVERITIES, Watching, detector_options
 from spikeprof.cli.pierce_routes import make_routes, secret
 
 if TYPE_CHECKING:
@@ -47,10 +47,7 @@ class Plan:
     """
 
     source: str
-    thresholds: Thresholds
-    routing: Routing
-    showing: Showing
-    memory: Memory = field(default_factory=Memory)
+    watching: Watching
     known: KnownSource | None = None
     guard: Guard | None = None
     live: bool = True
@@ -76,15 +73,15 @@ class Session:
 
         if plan.live:
             keep_small()
-        showing, routing = plan.showing, plan.routing
+        showing, routing = plan.watching.showing, plan.watching.routing
         self._plan = plan
         self._redactor: Redactor | None = None
         if showing.redact or showing.redact_secret_env:
             name = showing.redact_secret_env
             self._redactor = Redactor(secret(name, "--redact-secret-env").encode() if name else b"")
         self.problems: list[str] = []
-        self._keeper = BaselineKeeper(plan.memory, plan.source, self._problem)
-        options = detector_options(plan.thresholds.settings)
+        self._keeper = BaselineKeeper(plan.watching.memory, plan.source, self._problem)
+        options = detector_options(plan.watching.thresholds.settings)
         self._detector = Detector(options, baselines=self._keeper.load())
         heading = f"cache_pierce_detector: {plan.source}"
         self._view = TerminalRoute(console, heading, table=plan.live and not plan.quiet, known_by=_known_by(plan))
@@ -109,9 +106,9 @@ class Session:
         if plan.known is not None and plan.known.is_asked:
             await asyncio.to_thread(plan.known.build)
             self._use_known()
-        if plan.routing.metrics_port is not None:
-            port = self._metrics.serve(plan.routing.metrics_port, plan.routing.metrics_host)
-            say(f"metrics at http://{plan.routing.metrics_host}:{port}/metrics")
+        if plan.watching.routing.metrics_port is not None:
+            port = self._metrics.serve(plan.watching.routing.metrics_port, plan.watching.routing.metrics_host)
+            say(f"metrics at http://{plan.watching.routing.metrics_host}:{port}/metrics")
         self._dispatcher.start()
         for text in plan.cannot_know:
             say(f"note: {text}")
@@ -137,7 +134,7 @@ class Session:
             if error is None:
                 self._take(await self._ask(self._detector.finish))
             snapshot = await self._show()
-            await self._dispatcher.close(self._plan.routing.flush_s)
+            await self._dispatcher.close(self._plan.watching.routing.flush_s)
         finally:
             self._view.__exit__(kind, error, trace)
             self._metrics.close()
@@ -293,11 +290,11 @@ class Session:
             redacted=self._redactor is not None,
             known_by=_known_by(self._plan),
         )
-        if self._plan.showing.html is not None:
+        if self._plan.watching.showing.html is not None:
             from spikeprof.reports.pierce.html import write_html
 
-            write_html(self.run, self._plan.showing.html)
-            say(f"the page is {self._plan.showing.html}")
+            write_html(self.run, self._plan.watching.showing.html)
+            say(f"the page is {self._plan.watching.showing.html}")
 
     def print_closing(self) -> None:
         """The last lines of a run that ended by itself, below the notices that were printed already."""
@@ -309,7 +306,7 @@ class Session:
     @property
     def exit_code(self) -> int:
         """1 where ``--fail-on`` asks for it, else 0."""
-        fail_on = self._plan.showing.fail_on
+        fail_on = self._plan.watching.showing.fail_on
         if fail_on is None:
             return 0
         failing = SEVERITIES[SEVERITIES.index(fail_on) :]
