@@ -29,9 +29,9 @@ from dataclasses import replace
 
 import torch
 
+from spikeprof.kernels.arguments import device_named
 from spikeprof.kernels.cache import KINDS
 from spikeprof.kernels.engine import PRESETS, Engine, ModelConfig
-from spikeprof.kernels.probes.device import device_named
 
 HEAD_DIM = 64
 GROUP = 4  # query heads per key-value head

@@ -268,12 +268,10 @@ def _caches(screen: _Screen, report: Report) -> None:
     table = caches.longest(result, MAX_KERNELS) if result else {}
     if result is None or not table:
         return
-    entries = rows(table)
     screen.heading("Caches and DRAM, per launch")
     if summary := caches.summary(result):
         screen.prose(summary, "dim")
-    columns = [c for c in _CACHE_COLUMNS if any(row.get(c.key) is not None for row in entries)]
-    _print_table(screen, "Kernel", columns, entries, lambda room: class_names(table, room)[0], "dram_peak_share")
+    _print_classes(screen, table, _CACHE_COLUMNS, "dram_peak_share")
 
 
 _OCCUPANCY_COLUMNS = (
@@ -295,11 +293,16 @@ def _occupancy(screen: _Screen, report: Report) -> None:
     table = occ.longest(result, MAX_OCCUPANCIES) if result else {}
     if result is None or not table:
         return
-    entries = rows(table)
     screen.heading("Occupancy and waves")
     screen.prose(occ.summary(result), "dim")
     bar = "sm_active_share" if "sm_active_share" in table else "expected_sm_active_share"
-    columns = [c for c in _OCCUPANCY_COLUMNS if any(row.get(c.key) is not None for row in entries)]
+    _print_classes(screen, table, _OCCUPANCY_COLUMNS, bar)
+
+
+def _print_classes(screen: _Screen, table: PlainTable, known: Sequence[_Column], bar: str) -> None:
+    """A row for each class of launches, with those of the columns that have a value anywhere."""
+    entries = rows(table)
+    columns = [c for c in known if any(row.get(c.key) is not None for row in entries)]
     _print_table(screen, "Kernel", columns, entries, lambda room: class_names(table, room)[0], bar)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from spikeprof.kernels.arguments import device_named, positive
 from spikeprof.kernels.bench.case import NotMeasured
 from spikeprof.kernels.bench.cases import cases
 from spikeprof.kernels.bench.measured import Measured, try_case
@@ -19,7 +20,6 @@ from spikeprof.kernels.bench.ratio import Setting
 from spikeprof.kernels.bench.ratios import measured, ratios, ratios_json, ratios_table
 from spikeprof.kernels.bench.table import cases_json, footnotes, heading, peaks_json, results_table
 from spikeprof.kernels.bench.timing import RUNS
-from spikeprof.kernels.probes.device import device_named
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -90,14 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ratios", action="store_true", help="the table of published claims instead")
     parser.add_argument("--quick", action="store_true", help="small shapes, as on the CPU, and small peaks")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
-    parser.add_argument("--runs", type=_positive, default=RUNS, help=f"runs of each call (default: {RUNS})")
+    parser.add_argument("--runs", type=positive, default=RUNS, help=f"runs of each call (default: {RUNS})")
     return parser
-
-
-def _positive(text: str) -> int:
-    if not (text.isdecimal() and int(text) >= 1):
-        raise argparse.ArgumentTypeError(f"{text!r}: it must be a whole number, 1 or more")
-    return int(text)
 
 
 if __name__ == "__main__":

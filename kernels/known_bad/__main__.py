@@ -10,8 +10,8 @@ import time
 import torch
 from rich.console import Console
 
+from spikeprof.kernels.arguments import device_named, positive
 from spikeprof.kernels.known_bad import WORKLOADS, Workload, workload
-from spikeprof.kernels.probes.device import device_named
 
 WIDTH = 80
 
@@ -76,14 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--good", action="store_true", help="run the twin that does the job right")
     parser.add_argument("--device", default="auto", help="auto, cuda, cuda:N or cpu (default: auto)")
     parser.add_argument("--small", action="store_true", help="small shapes; on the CPU always")
-    parser.add_argument("--times", type=_positive, default=5, help="how often to run after one warm-up (default: 5)")
+    parser.add_argument("--times", type=positive, default=5, help="how often to run after one warm-up (default: 5)")
     return parser
-
-
-def _positive(text: str) -> int:
-    if not (text.isdecimal() and int(text) >= 1):
-        raise argparse.ArgumentTypeError(f"{text!r}: it must be a whole number, 1 or more")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ that the hits here are a lower bound. The engine's counters (prometheus.py) have
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -132,18 +132,7 @@ class KvEvents:
 
 def read_events(stream: BinaryIO, events: KvEvents | None = None) -> Iterator[Lookups]:
     """Look-ups of batches written as lines of JSON; broken lines are counted and skipped."""
-    events = events or KvEvents()
-    for line in stream:
-        if not line.strip():
-            continue
-        try:
-            batch = msgspec.json.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            events.counts.broken += 1
-            continue
-        found = events.feed(batch)
-        if found is not None:
-            yield found
+    yield from _found(events or KvEvents(), (line for line in stream if line.strip()), msgspec.json.decode)
 
 
 def subscribe(
@@ -192,10 +181,13 @@ def subscribe(
         context.destroy(linger=0)
 
 
-def _found(events: KvEvents, payloads: list[bytes]) -> Iterator[Lookups]:
+def _found(
+    events: KvEvents, payloads: Iterable[bytes], decode: Callable[[bytes], Any] = msgspec.msgpack.decode
+) -> Iterator[Lookups]:
+    """Look-ups of encoded batches; broken ones are counted."""
     for payload in payloads:
         try:
-            batch = msgspec.msgpack.decode(payload)
+            batch = decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError):
             events.counts.broken += 1
             continue

@@ -1,6 +1,8 @@
-"""Which device a command is to use."""
+"""What the commands take on their command lines."""
 
 from __future__ import annotations
+
+import argparse
 
 import torch
 
@@ -20,3 +22,10 @@ def device_named(name: str) -> torch.device:
     number = int(index) if index else 0
     check(number < gpus, f"device is {name!r}: there {'is 1 CUDA GPU' if gpus == 1 else f'are {gpus} CUDA GPUs'} here")
     return torch.device("cuda", number)
+
+
+def positive(text: str) -> int:
+    """A whole number, 1 or more. Raises argparse's error."""
+    if not (text.isdecimal() and int(text) >= 1):
+        raise argparse.ArgumentTypeError(f"{text!r}: it must be a whole number, 1 or more")
+    return int(text)
