@@ -161,6 +161,8 @@ class Detector:
             facts.candidate_since_s.tolist(),
             strict=True,
         ):
+            if not judge.hot_keys.may_follow(int(hashes[at]), misses_count):
+                continue
             named = next(
                 row for row in (places.patterns[at], places.prefixes[at], places.tenants[at], 0) if row != NO_ROW
             )

@@ -102,14 +102,18 @@ class HotKeys:
             key.misses[cell] += misses[i]
             key.missed_count += misses[i]
 
+    def may_follow(self, hashed: int, misses_count: int) -> bool:
+        """Whether ``follow`` could take the key: thousands a second may ask when all are missed, and most in vain."""
+        if hashed in self._followed:
+            return False
+        is_full = len(self._followed) >= self._options.max_hot_keys_count
+        return not is_full or (misses_count > self._least_count and self._replaced_count < _REPLACED_MAX)
+
     def follow(self, hashed: int, key: Followed, misses_count: int, now_s: float) -> None:
         """Follow one more key, missed ``misses_count`` times in a row by now; the least missed one makes room."""
-        if hashed in self._followed:
+        if not self.may_follow(hashed, misses_count):
             return
         if len(self._followed) >= self._options.max_hot_keys_count:
-            # Thousands a second may ask for room when all keys are missed: most must cost nothing.
-            if misses_count <= self._least_count or self._replaced_count >= _REPLACED_MAX:
-                return
             least, other = min(self._followed.items(), key=lambda item: (item[1].alerting, item[1].missed_count))
             if other.alerting or other.missed_count >= misses_count:
                 self._least_count = float("inf") if other.alerting else other.missed_count
