@@ -351,6 +351,60 @@ _TABLES = (
             Column("counted_share", _F64, "share of the program's CPU time in it during which it was really counted"),
         ),
     ),
+    Table(
+        "modules",
+        "One module of the model, where launches were attributed; the same module of two processes is two rows.",
+        None,
+        (
+            Column("module_id", _I32, "row number"),
+            _RANK,
+            Column("parent_id", _I32, "the nearest module around it that was called; -1 = a root"),
+            Column("path", _STR, "qualified name below its root, e.g. layers.7.mlp.up; empty for a root"),
+            Column("class_name", _STR, "e.g. Linear"),
+        ),
+    ),
+    Table(
+        "stacks",
+        "One place in Python from which work was launched.",
+        None,
+        (
+            Column("stack_id", _I32, "row number"),
+            _RANK,
+            Column("file", _STR, "of the chosen frame: the innermost that is no library's, else the innermost"),
+            Column("line", _I32, "of the chosen frame, from 1; 0 = unknown"),
+            Column("function", _STR, "of the chosen frame"),
+            Column("frames", _STR, 'JSON list of "file:line function", innermost first'),
+        ),
+    ),
+    Table(
+        "origins",
+        "One place that kernels come from: a module, a line and an operator with the shapes of its inputs.",
+        None,
+        (
+            Column("origin_id", _I32, "row number"),
+            _RANK,
+            Column("module_id", _I32, "row of modules; -1 = not known"),
+            Column("stack_id", _I32, "row of stacks; -1 = not known"),
+            Column("op", _NAME, "e.g. aten::mm, or triton:: and the function of a Triton kernel; null = not known"),
+            Column("input_shapes", _STR, "JSON list, empty when not recorded"),
+            Column("input_dtypes", _STR, "JSON list, empty when not recorded"),
+        ),
+    ),
+    Table(
+        "kernel_owners",
+        "Where one kernel comes from: one row per row of kernels.",
+        "kernel_id",
+        (
+            Column("kernel_id", _I64, "row of kernels"),
+            Column("origin_id", _I32, "row of origins; -1 = not known"),
+            Column(
+                "match",
+                _NAME,
+                "exact (its launch was seen), graph (its node was seen created), position (same place in a sequence "
+                "of kernels), signature (same name and grid, one origin only) or none",
+            ),
+        ),
+    ),
 )
 
 #: Every table by name.

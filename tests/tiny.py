@@ -26,6 +26,8 @@ _DEFAULTS: dict[str, Any] = {
     "metric": "power_w",
     "match": "exact",
     "place": "kernels",
+    "op": "aten::mm",
+    "parent_id": -1,
     "stream": 7,
     "context_id": 1,
     "traced": True,
