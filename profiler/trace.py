@@ -25,7 +25,7 @@ IN_FLIGHT_AT_PAUSE = "in flight when recording paused"
 EXPECTED_REASONS = frozenset({RECORDED_WHILE_OFF, IN_FLIGHT_AT_PAUSE})
 
 #: Where a null says that a number is unknown.
-_NULLABLE = ("devices", "topology", "origins")
+_NULLABLE = ("devices", "topology", "origins", "model_graphs", "model_nodes", "model_tensors")
 
 
 @dataclass(frozen=True, slots=True)
