@@ -423,8 +423,9 @@ _TABLES = (
             Column("runs_count", _I32, "timed runs, after warm-up"),
             Column("floor_ns", _F64, "median of what a node that does nothing reads; null = not timed"),
             Column("forward_ns", _F64, "median of the whole model, not node by node; null = not timed"),
-            Column("graph_peak_bytes", _I64, "most memory allocated by one run node by node; null = not measured"),
-            Column("model_peak_bytes", _I64, "most memory allocated by one run of the model; null = not measured"),
+            Column("weights_bytes", _I64, "memory of parameters and buffers, shared ones once; null = unknown"),
+            Column("graph_peak_bytes", _I64, "most that a run node by node allocated at once; null = not measured"),
+            Column("model_peak_bytes", _I64, "most that a run of the model allocated at once; null = not measured"),
         ),
     ),
     Table(
