@@ -249,7 +249,11 @@ _TABLES = (
             Column("range_id", _I64, "row number"),
             _RANK,
             Column("thread_id", _I64, "thread"),
-            Column("kind", _NAME, "step, request or stage (marked), module or user (imported)"),
+            Column(
+                "kind",
+                _NAME,
+                "step, request or stage (marked), module (where attributed) or user (imported)",
+            ),
             Column("name", _STR, "label"),
             _START,
             _END,

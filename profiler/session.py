@@ -205,7 +205,7 @@ def _finish(
         exit_code=exit_code,
         host=platform.node(),
         versions=versions | built.versions,
-        collectors={"activity": note, **collected.notes},
+        collectors={"activity": note, **({"ownership": built.ownership} if built.ownership else {}), **collected.notes},
         options=session.options,
         notes=tuple(warnings),
     )

@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from spikeprof.profiler.assemble import attribution
+
 #: A longer RANK is not a launcher's.
 _RANK_DIGITS_MAX = 6
 
@@ -48,6 +50,7 @@ class ProcessSpool:
     steps: list[tuple[str, bool, int, int]] = field(default_factory=list)
     ranges: list[tuple[str, str, int, int, int, str]] = field(default_factory=list)  # kind … thread, attributes
     ranges_dropped: int = 0
+    attribution: attribution.Attribution = field(default_factory=attribution.Attribution)
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     damaged_lines: int = 0  # of the event file, not counting a last one that was cut short
@@ -149,7 +152,8 @@ def _names(process: ProcessSpool, event: dict[str, Any]) -> None:
 
 
 def _nodes(process: ProcessSpool, event: dict[str, Any]) -> None:
-    process.nodes.extend((int(a), int(b), int(c), int(d)) for a, b, c, d in event["nodes"])
+    process.nodes.extend((int(a), int(b), int(c), int(d)) for a, b, c, d, *_ in event["nodes"])
+    process.attribution.add_nodes(event["nodes"])
 
 
 def _steps(process: ProcessSpool, event: dict[str, Any]) -> None:
@@ -180,7 +184,11 @@ def _refused(process: ProcessSpool, event: dict[str, Any]) -> None:
     process.notes.extend(note for note in notes if note not in process.notes)
 
 
-_HANDLERS = {
+def _attributed(process: ProcessSpool, event: dict[str, Any]) -> None:
+    attribution.HANDLERS[event["ev"]](process.attribution, event)
+
+
+_HANDLERS = dict.fromkeys(attribution.HANDLERS, _attributed) | {
     "hello": _hello,
     "activated": _activated,
     "finished": _finished,

@@ -1,0 +1,400 @@
+"""Who owns each kernel: launches and graph nodes whose Python was seen, joined to the kernels of the trace.
+
+A kernel launched one by one has its launch's origin, found by process and correlation id; a kernel of a graph has the
+origin of the node that its own was cloned from. All others are asked of ``carry.py``. The operator is the innermost
+one of the launching thread at that moment. Copies and memsets get no owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from spikeprof.profiler import store
+from spikeprof.profiler.assemble.attribution import Attribution
+from spikeprof.profiler.assemble.carry import PLACE, WANTED, carry
+from spikeprof.profiler.assemble.spool import ProcessSpool
+from spikeprof.profiler.nesting import Nesting
+from spikeprof.profiler.origins import (
+    MATCHES,
+    TRITON,
+    Origins,
+    by_triton,
+    is_operator,
+    line_of,
+    numbered,
+    owner_table,
+    rows_table,
+    stack_row,
+    texts_of,
+)
+from spikeprof.profiler.schema import TABLES
+from spikeprof.profiler.trace import CollectorNote
+
+Ints = npt.NDArray[np.int64]
+
+#: Clones of clones are followed so far.
+_MOST_CLONINGS = 16
+
+_NONE, _EXACT, _GRAPH, _POSITION, _SIGNATURE = range(len(MATCHES))
+
+
+def write_owners(folder: Path, traced: Sequence[ProcessSpool], t0_unix_ns: int) -> CollectorNote | None:
+    """Write modules, stacks, ops, origins and kernel_owners; none of them where nothing was attributed.
+
+    The table of kernels must be there. Returns the note for the manifest, None where the spool says nothing of it.
+    """
+    attributed = [p for p in traced if p.attribution.tried]
+    if attributed and (folder / "kernels.parquet").exists():
+        names = _Names(attributed)
+        ops = _Ops(attributed, t0_unix_ns)
+        seen = _Seen.of(attributed, names, ops, t0_unix_ns)
+        owners = _Owners(_Kernels.read(folder), names, ops, seen)
+        for process in attributed:
+            owners.find(process)
+        owners.carry_over()
+        store.write_table(folder, "modules", rows_table("modules", names.modules))
+        store.write_table(folder, "stacks", rows_table("stacks", names.stacks))
+        store.write_table(folder, "origins", owners.origins.table())
+        if ops.count:
+            store.write_table(folder, "ops", ops.table())
+        with store.open_table(folder, "kernel_owners") as writer:
+            for begin in range(0, max(len(owners.origin), 1), store.ROW_GROUP_ROWS):
+                rows = slice(begin, begin + store.ROW_GROUP_ROWS)
+                writer.write_table(owner_table(owners.origin[rows], owners.match[rows], begin))
+    return _note([p.attribution for p in traced])
+
+
+def _note(attributions: Sequence[Attribution]) -> CollectorNote | None:
+    told = [a for a in attributions if a.spans or a.tried]
+    if not told:
+        return None
+    skipped = dict.fromkeys(why for a in told for what, why, *_ in a.spans if what == "skipped" and why)
+    dropped = {what: sum(a.dropped[what] for a in told) for what in ("launches", "operators", "module calls")}
+    lost = [f"{count} {what} came too fast to be kept" for what, count in dropped.items() if count]
+    reasons = [*skipped, *lost]
+    tried = any(a.tried for a in told)
+    return CollectorNote(
+        state="refused" if not tried else "degraded" if reasons else "ok",
+        reason="; ".join(reasons[:3]) or ("" if tried else "no launch was attributed"),
+        records_count=sum(len(a.rows(kind)["t"]) for a in told for kind in ("launches", "nodes")),
+        dropped_count=sum(dropped.values()),
+    )
+
+
+class _Names:
+    """Modules and stacks of all processes, numbered as in the trace."""
+
+    def __init__(self, processes: Sequence[ProcessSpool]) -> None:
+        self.modules: list[dict[str, Any]] = []
+        self.stacks: list[dict[str, Any]] = []
+        self.lines: list[int] = []  # of each stack, equal for stacks of one rank with one line
+        self.triton: list[bool] = []  # of each stack, whether Triton launched there
+        self._module_of: dict[tuple[int, int], int] = {}  # (rank, number in the process) -> row
+        self._stack_of: dict[tuple[int, int], int] = {}
+        numbers: dict[tuple[int, str, int, str], int] = {}
+        for process in processes:
+            found = process.attribution
+            self._add_modules(process.rank, found)
+            for number, frames in sorted(found.stacks.items()):
+                self._stack_of[process.rank, number] = len(self.stacks)
+                self.stacks.append(stack_row(process.rank, frames))
+                self.lines.append(numbers.setdefault((process.rank, *line_of(frames)), len(numbers)))
+                self.triton.append(by_triton(frames))
+
+    def _add_modules(self, rank: int, found: Attribution) -> None:
+        order = sorted(found.modules)
+        self._module_of |= {(rank, number): len(self.modules) + i for i, number in enumerate(order)}
+        for number in order:
+            parent, path, name = found.modules[number]
+            row = self._module_of.get((rank, parent), -1) if parent != number else -1
+            self.modules.append({"rank": rank, "parent_id": row, "path": path, "class_name": name})
+
+    def module(self, rank: int, numbers: Ints) -> Ints:
+        """Rows of ``modules`` of a process's numbers, -1 for unknown ones."""
+        return _translated(numbers, lambda number: self._module_of.get((rank, number), -1))
+
+    def stack(self, rank: int, numbers: Ints) -> Ints:
+        """Rows of ``stacks`` of a process's numbers, -1 for unknown ones."""
+        return _translated(numbers, lambda number: self._stack_of.get((rank, number), -1))
+
+
+def _translated(values: Ints, of: Callable[[int], int]) -> Ints:
+    distinct, inverse = np.unique(values, return_inverse=True)
+    return np.fromiter((of(v) for v in distinct.tolist()), np.int64, len(distinct))[inverse.reshape(values.shape)]
+
+
+class _Ops:
+    """Operators of all processes in order of start, and which of them surrounds a moment."""
+
+    def __init__(self, processes: Sequence[ProcessSpool], t0_unix_ns: int) -> None:
+        found = [p.attribution for p in processes]
+        parts = [a.rows("ops") for a in found]
+        start, end, thread = (_joined([part[name] for part in parts]) for name in ("start", "end", "thread"))
+        rank = np.repeat([p.rank for p in processes], [len(part["start"]) for part in parts])
+        order = np.argsort(start, kind="stable")
+        order = order[end[order] >= start[order]]
+        self.rank, self.thread, self.start, self.end = rank[order], thread[order], start[order], end[order]
+        self.start, self.end = self.start - t0_unix_ns, self.end - t0_unix_ns
+        name, self.names = texts_of([text for a in found for text in a.op_names])
+        shapes, self.shapes = texts_of([text for a in found for text in a.op_shapes])
+        dtypes, self.dtypes = texts_of([text for a in found for text in a.op_dtypes])
+        self.name, self.shape, self.dtype = name[order], shapes[order], dtypes[order]
+        real = np.array([is_operator(text) for text in self.names], bool)
+        self._rows = np.flatnonzero(real[self.name]) if len(order) else order
+        lanes = _lane(self.rank, self.thread)[self._rows]
+        self._nesting = Nesting(lanes, self.start[self._rows], self.end[self._rows])
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.start)
+
+    def at(self, rank: Ints, thread: Ints, time: Ints) -> Ints:
+        """Row of the innermost operator around each moment (ns, on the session's clock), -1 for none."""
+        found = self._nesting.innermost(_lane(rank, thread), time)
+        return np.where(found >= 0, self._rows[found], -1) if len(self._rows) else found
+
+    def table(self) -> pa.Table:
+        """The table ``ops``."""
+        texts = [
+            pa.DictionaryArray.from_arrays(codes, pa.array(labels, pa.string()))
+            for codes, labels in ((self.name, self.names), (self.shape, self.shapes), (self.dtype, self.dtypes))
+        ]
+        name, *inputs = texts
+        arrays = [np.arange(self.count), self.rank, self.thread, name, self.start, self.end, *inputs]
+        return pa.table(dict(zip(TABLES["ops"].arrow.names, arrays, strict=True))).cast(TABLES["ops"].arrow)
+
+
+def _joined(parts: Sequence[Ints]) -> Ints:
+    return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+def _lane(rank: npt.NDArray[Any], thread: npt.NDArray[Any]) -> Ints:
+    """A thread of a process as one number: both are below 32 bits."""
+    return rank.astype(np.int64) << 32 | thread & 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Launches and graph nodes whose origin was seen, of all processes: one element each."""
+
+    columns: Mapping[str, Ints]  # rank, module, stack, op (row of ops)
+    key: Ints  # correlation id, or node
+    launches: Mapping[int, slice]  # of each rank
+    nodes: Mapping[int, slice]
+
+    @classmethod
+    def of(cls, processes: Sequence[ProcessSpool], names: _Names, ops: _Ops, t0_unix_ns: int) -> _Seen:
+        """Gather them."""
+        parts: list[dict[str, Ints]] = []
+        places: dict[str, dict[int, slice]] = {"launches": {}, "nodes": {}}
+        count = 0
+        for process in processes:
+            for kind, id_name in (("launches", "correlation"), ("nodes", "node")):
+                found = process.attribution.rows(kind)
+                time = found["t"] - t0_unix_ns
+                rank = np.full(len(time), process.rank, np.int64)
+                parts.append(
+                    {
+                        "key": found[id_name],
+                        "rank": rank,
+                        "module": names.module(process.rank, found["module"]),
+                        "stack": names.stack(process.rank, found["stack"]),
+                        "op": ops.at(rank, found["thread"], time),
+                    }
+                )
+                places[kind][process.rank] = slice(count, count + len(time))
+                count += len(time)
+        columns = {name: _joined([part[name] for part in parts]) for name in ("key", "rank", "module", "stack", "op")}
+        return cls(columns, columns.pop("key"), places["launches"], places["nodes"])
+
+    def find(self, where: slice, wanted: Ints) -> Ints:
+        """The last of those with each key, -1 for none."""
+        if where.start == where.stop:
+            return np.full(len(wanted), -1, np.int64)
+        keys = self.key[where]
+        order = np.argsort(keys, kind="stable")
+        at = np.searchsorted(keys[order], wanted, side="right") - 1
+        found = order[np.maximum(at, 0)]
+        return np.where((at >= 0) & (keys[found] == wanted), found + where.start, -1)
+
+
+@dataclass(frozen=True)
+class _Kernels:
+    """What is needed of the table of kernels."""
+
+    rank: npt.NDArray[Any]
+    sequence: npt.NDArray[Any]  # equal on one stream of one process
+    correlation: npt.NDArray[Any]
+    graph: npt.NDArray[Any]
+    node: npt.NDArray[Any]
+    name: npt.NDArray[Any]
+    names: list[str]
+    grid: npt.NDArray[Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> _Kernels:
+        """Read them column by column, each as narrow as it may be."""
+
+        def column(name: str) -> npt.NDArray[Any]:
+            return _narrow(store.read_columns(folder, "kernels", [name]).column(name).to_numpy())
+
+        def several(*names: str) -> npt.NDArray[np.int32]:
+            return numbered(*(column(name) for name in names)).code.astype(np.int32)
+
+        labels = store.read_columns(folder, "kernels", ["name"]).unify_dictionaries().column("name").combine_chunks()
+        if isinstance(labels, pa.ChunkedArray):  # of no kernels
+            labels = pa.array([], pa.string()).dictionary_encode()
+        return cls(
+            rank=column("rank"),
+            sequence=several("rank", "context_id", "stream"),
+            correlation=column("correlation_id"),
+            graph=column("graph_id"),
+            node=column("graph_node_id"),
+            name=np.asarray(labels.indices, np.int32),
+            names=labels.dictionary.to_pylist(),
+            grid=several("grid_x", "grid_y", "grid_z"),
+        )
+
+    @property
+    def in_graph(self) -> npt.NDArray[np.bool_]:
+        """Whether a graph launched it."""
+        return np.asarray((self.graph != 0) | (self.node != 0))
+
+
+def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    limits = np.iinfo(np.int32)
+    fits = len(values) and limits.min <= values.min() and values.max() <= limits.max
+    return values.astype(np.int32) if fits else values
+
+
+class _Owners:
+    """The origin and match of every kernel, as they are found."""
+
+    def __init__(self, kernels: _Kernels, names: _Names, ops: _Ops, seen: _Seen) -> None:
+        self._kernels, self._names, self._ops, self._seen = kernels, names, ops, seen
+        self.origins = Origins()
+        count = len(kernels.rank)
+        self.origin = np.full(count, -1, np.int32)
+        self.match = np.full(count, _NONE, np.int8)
+        self._launched = np.zeros(count, bool)  # its own launch was seen, whatever is known of it
+        self._in_graph = kernels.in_graph
+
+    def find(self, process: ProcessSpool) -> None:
+        """Give one process's kernels the origins of their own launches and nodes."""
+        mine = self._kernels.rank == process.rank
+        eager, replayed = np.flatnonzero(mine & ~self._in_graph), np.flatnonzero(mine & self._in_graph)
+        # A correlation id of 0 is none.
+        found = self._seen.find(self._seen.launches[process.rank], self._kernels.correlation[eager])
+        found[self._kernels.correlation[eager] == 0] = -1
+        self._launched[eager] = found >= 0
+        self._assign(eager, found, _EXACT)
+        distinct, inverse = np.unique(self._kernels.node[replayed], return_inverse=True)
+        created = _created(process.nodes, distinct.astype(np.int64))
+        self._assign(replayed, self._seen.find(self._seen.nodes[process.rank], created)[inverse], _GRAPH)
+
+    def _assign(self, rows: Ints, seen: Ints, match: int) -> None:
+        rows, seen = rows[seen >= 0], seen[seen >= 0]
+        if not len(rows):
+            return
+        stack = self._seen.columns["stack"][seen]
+        triton = np.append(np.array(self._names.triton, bool), False)[stack]  # the last: of no stack
+        bare = triton & (self._seen.columns["op"][seen] < 0)
+        # What one launch or node launched has one name, but for graphs that were launched in the meantime.
+        distinct = numbered(seen, np.where(bare, self._kernels.name[rows], -1))
+        first, shown = seen[distinct.first], np.where(bare, self._kernels.name[rows], -1)[distinct.first]
+        op, given = self._operators(self._seen.columns["op"][first], shown)
+        columns = [self._seen.columns[name][first] for name in ("rank", "module", "stack")]
+        origin = self.origins.number([*columns, op, given])[distinct.code]
+        self.origin[rows] = origin
+        self.match[rows] = np.where(origin >= 0, match, _NONE)
+
+    def _operators(self, op: Ints, triton: Ints) -> tuple[Ints, Ints]:
+        """Numbers of operators and of their inputs, from rows of ``ops``, else from names of Triton's kernels."""
+        ops, kernels = self._ops, self._kernels.names
+        texts = numbered(*(np.where(op >= 0, codes[op] if ops.count else -1, -1) for codes in
+                           (ops.name, ops.shape, ops.dtype)), triton)  # fmt: skip
+        pairs = []
+        for i in texts.first.tolist():
+            row = int(op[i])
+            if row >= 0:
+                given = self.origins.input(ops.shapes[ops.shape[row]], ops.dtypes[ops.dtype[row]])
+                pairs.append((self.origins.op(ops.names[ops.name[row]]), given))
+            else:
+                pairs.append((self.origins.op(TRITON + kernels[triton[i]]) if triton[i] >= 0 else -1, 0))
+        found = np.array(pairs, np.int64).reshape(-1, 2)[texts.code]
+        return found[:, 0], found[:, 1]
+
+    def carry_over(self) -> None:
+        """Ask the launches that were seen about the others."""
+        eager = ~self._in_graph
+        if not self._launched.any() or not (eager & ~self._launched).any():
+            return
+        rows = self._sequences()
+        place_of, first = self._places()
+        seen, launched = self.origin[rows], self._launched[rows] | self._in_graph[rows]
+        kernels = self._kernels
+        in_graph = self._in_graph[rows]
+        # A replay of a graph is one step in a sequence, called after the graph.
+        token = numbered(kernels.rank[rows], in_graph, np.where(in_graph, kernels.graph[rows], kernels.name[rows])).code
+        carried = carry(
+            kernels.sequence[rows],
+            token,
+            kernels.grid[rows],
+            np.where(launched, np.append(place_of, -1)[seen], WANTED),
+            np.where(launched, seen, WANTED),
+        )
+        found = np.flatnonzero(carried.place >= 0)
+        place, origin = carried.place[found], carried.origin[found].astype(np.int64)
+        open_ = np.flatnonzero(origin < 0)
+        needed = numbered(place[open_])
+        bare = [self._without_inputs(int(first[p])) for p in place[open_][needed.first].tolist()]
+        origin[open_] = np.array(bare, np.int64)[needed.code]
+        self.origin[rows[found]] = origin
+        self.match[rows[found]] = np.where(carried.length[found] >= PLACE, _POSITION, _SIGNATURE)
+
+    def _sequences(self) -> Ints:
+        """Kernels stream behind stream, each in order; of those that one graph launch ran on a stream, the first."""
+        kernels = self._kernels
+        rows = np.argsort(kernels.sequence, kind="stable")
+        same = (kernels.sequence[rows[1:]] == kernels.sequence[rows[:-1]]) & self._in_graph[rows[1:]]
+        same &= self._in_graph[rows[:-1]] & (kernels.correlation[rows[1:]] == kernels.correlation[rows[:-1]])
+        return np.asarray(rows[np.append(True, ~same)])
+
+    def _places(self) -> tuple[Ints, Ints]:
+        """Of each origin the number of its module, line and operator; and one origin of each such place."""
+        rows = np.array([self.origins.row(i) for i in range(self.origins.count)], np.int64).reshape(-1, 5)
+        line = np.append(np.array(self._names.lines, np.int64), -1)[rows[:, 2]]
+        return numbered(rows[:, 0], rows[:, 1], line, rows[:, 3])
+
+    def _without_inputs(self, origin: int) -> int:
+        """An origin of the same place that says nothing of shapes: they differ from one launch to the next there."""
+        row = self.origins.row(origin)
+        if row[4] == 0:
+            return origin
+        self.origins.add([(*row[:4], 0)])
+        return self.origins.count - 1
+
+
+def _created(nodes: Sequence[tuple[int, int, int, int]], wanted: Ints) -> Ints:
+    """The node that each one was cloned from in the end: created while its kernel was captured."""
+    clones = np.array([node[:2] for node in nodes if node[1]], np.int64).reshape(-1, 2)
+    if not len(clones):
+        return wanted
+    clones = clones[np.argsort(clones[:, 0], kind="stable")]
+    clone, source = clones[:, 0], clones[:, 1]
+    found = np.array(wanted)
+    for _ in range(_MOST_CLONINGS):
+        at = np.searchsorted(clone, found, side="right") - 1
+        cloned = (at >= 0) & (clone[np.maximum(at, 0)] == found)
+        if not cloned.any():
+            break
+        found[cloned] = source[at[cloned]]
+    return found
