@@ -41,7 +41,8 @@ def table(name: str, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     own_id = spec.columns[0].name if spec.columns[0].doc == "row number" else None
     columns = {}
     for column in spec.columns:
-        default = _DEFAULTS.get(column.name, "" if pa.types.is_string(column.type) else 0)
+        is_text = pa.types.is_string(column.type) or pa.types.is_dictionary(column.type)
+        default = _DEFAULTS.get(column.name, "" if is_text else 0)
         values = [row.get(column.name, i if column.name == own_id else default) for i, row in enumerate(rows)]
         unknown = {k for row in rows for k in row} - set(spec.arrow.names)
         assert not unknown, f"no such columns in {name}: {unknown}"
