@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from spikeprof.analyzers.derived.link_use import link_uses
 from spikeprof.analyzers.derived.links import Links
 from spikeprof.analyzers.runner import run_one
 from spikeprof.analyzers.topology import Topology
+from spikeprof.profiler.importers import open_trace
 
+ROOT = Path(__file__).parents[2]
 GB = 1e9
 US = 1_000
 
@@ -352,6 +355,23 @@ def test_a_part_of_a_recording_has_its_own_launches() -> None:
     whole = tiny.trace(topology=rows, kernels=kernels, kernel_classes=classes, counters=counters)
     table = run_one(whole.narrowed(150_000, 900_000), Topology()).tables["kernel_links"]
     assert (table["launches_count"], table["mean_ns"], table["launch_bytes"]) == ([2], [100_000], [9e6])
+
+
+def test_the_sample_of_two_gpus() -> None:
+    """18 NVLinks of 25 GB/s through switches; an all-reduce of 16 MiB over two ranks sends 16 MiB from each."""
+    result = run_one(open_trace(ROOT / "sample_traces" / "h200_two_gpus"), Topology())
+    links = result.tables["links"]
+    joined_pair = [row for row, kind in enumerate(links["kind"]) if kind == "nvswitch"]
+    assert [links["links_count"][row] for row in joined_pair] == [18, 18]
+    assert [links["peak_bytes_per_s"][row] for row in joined_pair] == [450 * GB, 450 * GB]
+    kernels = result.tables["kernel_links"]
+    sent = [
+        row
+        for row, (name, link) in enumerate(zip(kernels["kernel"], kernels["link"], strict=True))
+        if "AllReduce_Sum_f16" in name and link == "nvlink_sent_bytes"
+    ]
+    assert [kernels["device"][row] for row in sent] == [0, 1]
+    assert [kernels["launch_bytes"][row] for row in sent] == pytest.approx([2**24, 2**24], rel=2e-3)
 
 
 # -- the tables that people see ----------------------------------------------------------------------------------------
