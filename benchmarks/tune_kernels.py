@@ -1,6 +1,8 @@
 """How the block sizes of the reference kernels were chosen: each candidate's time beside the present choice, on a GPU.
 
-    python benchmarks/tune_kernels.py [prefill decode gemm copy pointwise int8_linear] [--runs 15] [--json FILE]
+    python benchmarks/tune_kernels.py [GROUP…] [--runs 15] [--json FILE]
+
+with GROUP among prefill, decode, gemm, copy, pointwise, int8_linear, rotary, linear_silu.
 
 Candidates of one kernel and shape take turns; L2 is cold for what streams and warm for products. A candidate that does
 not compile or does not fit into the GPU's resources is said to fail. ``torch`` is the yardstick where there is one.
@@ -25,7 +27,17 @@ from spikeprof.kernels.bench.timing import COLD, WARM, measure
 from spikeprof.kernels.cache import make_cache
 from spikeprof.kernels.engine import linear_triton
 from spikeprof.kernels.engine.linear import linear, quantised
-from spikeprof.kernels.fused import gelu_dropout, gelu_dropout_triton, silu_mul, silu_mul_triton
+from spikeprof.kernels.fused import (
+    gelu_dropout,
+    gelu_dropout_triton,
+    linear_silu,
+    linear_silu_triton,
+    rotary,
+    rotary_table,
+    rotary_triton,
+    silu_mul,
+    silu_mul_triton,
+)  # fmt: skip
 from spikeprof.kernels.probes import copy_triton, gemm_triton
 
 HALF = {"device": "cuda", "dtype": torch.float16}
@@ -56,7 +68,7 @@ def prefill() -> Iterator[Trial]:
     tile = tiled_triton._Tile
     tried = [(128, 64, 4, 3), (128, 64, 8, 3), (128, 64, 4, 2), (128, 128, 8, 2), (128, 128, 8, 3), (128, 128, 4, 2),
              (64, 64, 4, 3), (128, 32, 4, 4), (256, 64, 8, 3)]  # fmt: skip
-    knob = Knob(tiled_triton, "_tile", {str(t): lambda _d, _t, t=t: tile(*t) for t in tried})
+    knob = Knob(tiled_triton, "_tile", {str(t): lambda *_, t=t: tile(*t) for t in tried})
     for head_dim, length in ((64, 4096), (128, 4096), (128, 16384)):
         q, k, v = (torch.randn(1, 16, length, head_dim, **HALF) for _ in range(3))
         yield Trial(
@@ -72,9 +84,9 @@ def prefill() -> Iterator[Trial]:
 def decode() -> Iterator[Trial]:
     """Tiles, and programs, of paged decode."""
     tile = decode_triton._Tile
-    tried = [(64, 4, 3), (64, 4, 2), (64, 4, 4), (64, 8, 3), (128, 4, 2), (128, 4, 3), (128, 8, 3), (32, 4, 4),
-             (32, 2, 4), (64, 2, 3)]  # fmt: skip
-    tiles = Knob(decode_triton, "_tile", {str(t): lambda _d, _t, t=t: tile(*t) for t in tried})
+    tried = [(64, 4, 3), (64, 4, 2), (64, 4, 4), (128, 4, 2), (128, 4, 3), (32, 4, 4), (32, 2, 4), (64, 2, 3),
+             (64, 2, 2), (32, 4, 3), (32, 2, 3), (128, 8, 3)]  # fmt: skip
+    tiles = Knob(decode_triton, "_tile", {str(t): lambda *_, t=t: tile(*t) for t in tried})
     programs = Knob(decode_module, "PROGRAMS_WANTED", {str(n): n for n in (132, 264, 396, 528, 792, 1056)})
     for kind in ("fp16", "int8", "int4"):
         for batch, length in ((32, 4096), (64, 8192)):
@@ -158,7 +170,7 @@ def pointwise() -> Iterator[Trial]:
 
 def int8_linear() -> Iterator[Trial]:
     """Blocks of the product with INT8 weights."""
-    for rows, outs, ins in ((1, 4096, 4096), (16, 14336, 4096), (16, 4096, 14336)):
+    for rows, outs, ins in ((1, 4096, 4096), (16, 14336, 4096), (16, 4096, 14336), (64, 11008, 4096)):
         x, weight = torch.randn(rows, ins, **HALF), torch.randn(outs, ins, **HALF)
         small = quantised(weight)
         for name, values in (
@@ -174,6 +186,44 @@ def int8_linear() -> Iterator[Trial]:
                 {"torch fp16": lambda x=x, weight=weight: F.linear(x, weight)},
                 bytes_moved=outs * ins,
             )
+
+
+def rotary_() -> Iterator[Trial]:
+    """Elements a program of the rotary embedding takes."""
+    q, k = (torch.randn(16384, heads, 128, **HALF) for heads in (32, 8))
+    positions, table = torch.arange(16384, device="cuda"), rotary_table(16384, 128, device="cuda")
+    out, moved = torch.empty_like(q), 2 * (q.nbytes + k.nbytes)
+    for warps in (2, 4, 8):
+        yield Trial(
+            f"rotary, {warps} warps, ELEMENTS",
+            lambda warps=warps: with_warps(warps, lambda: rotary(q, k, positions, table)),
+            Knob(rotary_triton, "ELEMENTS", {str(n): n for n in (512, 1024, 2048, 4096)}),
+            COLD,
+            {"torch copy of q": lambda: out.copy_(q)},
+            bytes_moved=moved,
+        )
+
+
+def with_warps(warps: int, call: Callable[[], object]) -> object:
+    """The call with so many warps a program."""
+    rotary_triton.WARPS = warps
+    return call()
+
+
+def linear_silu_() -> Iterator[Trial]:
+    """Tiles of the product with SiLU in its epilogue."""
+    tile = linear_silu_triton._Tile
+    x, weight, bias = torch.randn(4096, 4096, **HALF), torch.randn(11008, 4096, **HALF) / 64, torch.randn(11008, **HALF)
+    tried = [(128, 128, 64, 8, 4), (128, 128, 64, 4, 4), (128, 128, 64, 4, 3), (128, 256, 64, 8, 3),
+             (128, 256, 64, 8, 4), (256, 128, 64, 8, 3), (128, 256, 32, 8, 4)]  # fmt: skip
+    yield Trial(
+        "4096 x 4096 x 11008 with SiLU",
+        lambda: linear_silu(x, weight, bias),
+        Knob(linear_silu_triton, "_tile", {str(t): lambda *_, t=t: tile(*t) for t in tried}),
+        WARM,
+        {"torch": lambda: F.silu(F.linear(x, weight, bias))},
+        flops=2 * 4096 * 4096 * 11008,
+    )
 
 
 def tried(trial: Trial, runs: int) -> dict[str, float]:
@@ -207,7 +257,9 @@ def tried(trial: Trial, runs: int) -> dict[str, float]:
 
 def main() -> int:
     """Try and print."""
-    groups = {g.__name__: g for g in (prefill, decode, gemm, copy, pointwise, int8_linear)}
+    groups = {
+        g.__name__.rstrip("_"): g for g in (prefill, decode, gemm, copy, pointwise, int8_linear, rotary_, linear_silu_)
+    }
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("groups", nargs="*", default=list(groups))
     parser.add_argument("--runs", type=int, default=15)

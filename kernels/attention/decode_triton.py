@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _PLAIN_BITS = tl.constexpr(16)  # of whatever float
 _LEAST_ROWS, _LEAST_COLUMNS = 16, 16  # of a product on tensor cores
 _PARTS_AT_A_TIME = 8  # in the reduction
+# What weights are multiplied with beside the values' scale, which alone would take them below what fp16 resolves. The
+# scale of values in fp16 is at most 131008 / 255: the product stays in its range.
+_LIFT = tl.constexpr(64.0)
 
 
 class _Tile(NamedTuple):
@@ -29,10 +32,13 @@ class _Tile(NamedTuple):
     stages: int
 
 
-def _tile(head_dim: int, dtype: torch.dtype) -> _Tile:
+def _tile(head_dim: int, dtype: torch.dtype, bits: int) -> _Tile:
+    """``bits`` of a key or value, whichever has fewer. What measured best on an H200: benchmarks/tune_kernels.py."""
     if dtype == torch.float32:
         return _Tile(32, 4, 3) if head_dim <= 128 else _Tile(16, 4, 3)
-    return _Tile(64, 4, 3) if head_dim <= 128 else _Tile(32, 4, 3)
+    if head_dim > 128:
+        return _Tile(32, 4, 3)
+    return {16: _Tile(64, 4, 2), 8: _Tile(32, 2, 3), 4: _Tile(64, 2, 2)}[bits]
 
 
 def decode(
@@ -54,7 +60,7 @@ def decode(
     if splits > 1:
         parts = torch.empty(batch, heads, splits, head_dim, dtype=torch.float32, device=q.device)
         parts_lse = torch.empty(batch, heads, splits, dtype=torch.float32, device=q.device)
-    tile = _tile(head_dim, q.dtype)
+    tile = _tile(head_dim, q.dtype, min(_bits(keys), _bits(values)))
     group = heads // kv_heads
     half = head_dim // 2
     with torch.cuda.device_of(q):
@@ -67,6 +73,8 @@ def decode(
             PAGE=page_size if table is not None else 0,
             HALF=half,
             COLUMNS=max(_LEAST_COLUMNS, triton.next_power_of_2(half)),
+            KEY_FOLDED=_bits(keys) < _PLAIN_BITS.value and _groups(keys) == 1,
+            VALUE_FOLDED=_bits(values) < _PLAIN_BITS.value and _groups(values) == 1,
             GROUP=group,
             ROWS=max(_LEAST_ROWS, triton.next_power_of_2(group)),
             TOKENS=tile.tokens,
@@ -116,6 +124,7 @@ def _decode_part(
     value_page, value_head, value_token, value_scale_page, value_scale_head, value_scale_token, table_row,
     kv_heads, splits, scale, window,
     WINDOWED: tl.constexpr, PAGE: tl.constexpr, HALF: tl.constexpr, COLUMNS: tl.constexpr,
+    KEY_FOLDED: tl.constexpr, VALUE_FOLDED: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, KEY_BITS: tl.constexpr, KEY_GROUPS: tl.constexpr,
     VALUE_BITS: tl.constexpr, VALUE_GROUPS: tl.constexpr, OPERAND: tl.constexpr,
 ):  # fmt: skip
@@ -123,26 +132,23 @@ def _decode_part(
 
     Channels are taken in two halves, each with products of its own: even and odd ones of 4 bits, which share bytes and
     are never put back in order; else the lower and the upper ones.
+
+    Folded: where a token has one scale and zero for all its channels, the product is of what is stored, and scale and
+    zero go into its score, or its weight: work for each token instead of each channel.
     """
     program = tl.program_id(0)
     part, batch, kv_head = program % splits, program // splits // kv_heads, (program // splits % kv_heads).to(tl.int64)
-    length = tl.load(lengths_ptr + batch)
-    first = 0
-    if WINDOWED:
-        first = tl.maximum(length - window, 0)
-    tokens_a_part = tl.cdiv(tl.cdiv(length - first, splits), TOKENS) * TOKENS
-    begin = first + part * tokens_a_part
-    end = tl.minimum(begin + tokens_a_part, length)
-
+    begin, end = _tokens_of(part, splits, tl.load(lengths_ptr + batch), window, WINDOWED, TOKENS)
     rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     valid = (rows < GROUP)[:, None] & (columns < HALF)[None, :]
     head = kv_head * GROUP + rows
     q_rows = q_ptr + batch.to(tl.int64) * q_batch + head[:, None] * q_head
     q_low = tl.load(q_rows + _low(columns, KEY_BITS)[None, :], mask=valid, other=0.0)
     q_high = tl.load(q_rows + _high(columns, KEY_BITS, HALF)[None, :], mask=valid, other=0.0)
+    q_sum = tl.sum(q_low.to(tl.float32), 1) + tl.sum(q_high.to(tl.float32), 1)
 
     best = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
+    total, offset = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
     low, high = tl.zeros([ROWS, COLUMNS], tl.float32), tl.zeros([ROWS, COLUMNS], tl.float32)
     # The pages of the next tokens are looked up a turn ahead: their loads can then start as early as any.
     entries = table_ptr + batch.to(tl.int64) * table_row
@@ -158,32 +164,58 @@ def _decode_part(
         else:
             page = batch.to(tl.int64)
             slot = tokens.to(tl.int64)
-        k_low, k_high = _halves(key_ptr, key_scale_ptr, key_zero_ptr, page, kv_head, slot, inside, key_page, key_head,
-                                key_token, key_scale_page, key_scale_head, key_scale_token, KEY_BITS, KEY_GROUPS, HALF,
-                                COLUMNS, q_ptr.dtype.element_ty)  # fmt: skip
-        v_low, v_high = _halves(value_ptr, value_scale_ptr, value_zero_ptr, page, kv_head, slot, inside, value_page,
-                                value_head, value_token, value_scale_page, value_scale_head, value_scale_token,
-                                VALUE_BITS, VALUE_GROUPS, HALF, COLUMNS, q_ptr.dtype.element_ty)  # fmt: skip
+        k_low, k_high, k_scale, k_zero = _halves(
+            key_ptr, key_scale_ptr, key_zero_ptr, page, kv_head, slot, inside, key_page, key_head, key_token,
+            key_scale_page, key_scale_head, key_scale_token, KEY_BITS, KEY_GROUPS, KEY_FOLDED, HALF, COLUMNS,
+            q_ptr.dtype.element_ty)  # fmt: skip
+        v_low, v_high, v_scale, v_zero = _halves(
+            value_ptr, value_scale_ptr, value_zero_ptr, page, kv_head, slot, inside, value_page, value_head,
+            value_token, value_scale_page, value_scale_head, value_scale_token, VALUE_BITS, VALUE_GROUPS, VALUE_FOLDED,
+            HALF, COLUMNS, q_ptr.dtype.element_ty)  # fmt: skip
 
-        scores = dot(q_high, tl.trans(k_high), dot(q_low, tl.trans(k_low), None, OPERAND), OPERAND) * scale
-        scores = tl.where(inside[None, :], scores, float("-inf"))
+        scores = dot(q_high, tl.trans(k_high), dot(q_low, tl.trans(k_low), None, OPERAND), OPERAND)
+        if KEY_FOLDED:
+            scores = (scores - q_sum[:, None] * k_zero[None, :]) * k_scale[None, :]
+        scores = tl.where(inside[None, :], scores * scale, float("-inf"))
         highest = tl.maximum(best, tl.max(scores, 1))  # a tile has at least one token: never -inf
         weights = tl.exp2(scores - highest[:, None])
         kept = tl.exp2(best - highest)
         total = total * kept + tl.sum(weights, 1)
+        if VALUE_FOLDED:  # the offset is of rounded weights: what comes with the stored values is taken away exactly
+            weights = (weights * (v_scale * _LIFT)[None, :]).to(q_ptr.dtype.element_ty)
+            offset = offset * kept + tl.sum(weights.to(tl.float32) * v_zero[None, :], 1)
         weights = weights.to(q_ptr.dtype.element_ty)
         low = dot(weights, v_low, low * kept[:, None], OPERAND)
         high = dot(weights, v_high, high * kept[:, None], OPERAND)
         best = highest
 
+    if VALUE_FOLDED:
+        low = (low - offset[:, None]) / _LIFT
+        high = (high - offset[:, None]) / _LIFT
     total = tl.where(total == 0.0, 1.0, total)  # where nothing was seen; NaN stays
     # Heads of a sequence, and parts of a head, lie one after the other.
     written = ((batch * kv_heads + kv_head) * GROUP + rows) * splits + part
-    out_rows = out_ptr + written[:, None] * (2 * HALF)
-    kind = out_ptr.dtype.element_ty
-    tl.store(out_rows + _low(columns, VALUE_BITS)[None, :], (low / total[:, None]).to(kind), mask=valid)
-    tl.store(out_rows + _high(columns, VALUE_BITS, HALF)[None, :], (high / total[:, None]).to(kind), mask=valid)
+    _write(out_ptr + written[:, None] * (2 * HALF), low / total[:, None], high / total[:, None], columns, valid,
+           VALUE_BITS, HALF)  # fmt: skip
     tl.store(lse_ptr + written, (best + tl.log2(total)) * LN2, mask=rows < GROUP)
+
+
+@triton.jit
+def _tokens_of(part, splits, length, window, WINDOWED: tl.constexpr, TOKENS: tl.constexpr):
+    """The first token of a part, and the one past its last."""
+    first = 0
+    if WINDOWED:
+        first = tl.maximum(length - window, 0)
+    tokens_a_part = tl.cdiv(tl.cdiv(length - first, splits), TOKENS) * TOKENS
+    begin = first + part * tokens_a_part
+    return begin, tl.minimum(begin + tokens_a_part, length)
+
+
+@triton.jit
+def _write(rows_ptr, low, high, columns, valid, BITS: tl.constexpr, HALF: tl.constexpr):
+    kind = rows_ptr.dtype.element_ty
+    tl.store(rows_ptr + _low(columns, BITS)[None, :], low.to(kind), mask=valid)
+    tl.store(rows_ptr + _high(columns, BITS, HALF)[None, :], high.to(kind), mask=valid)
 
 
 @triton.jit
@@ -206,10 +238,13 @@ def _high(columns, BITS: tl.constexpr, HALF: tl.constexpr):
 @triton.jit
 def _halves(
     ptr, scale_ptr, zero_ptr, page, head, slot, inside, of_page, of_head, of_token, scale_of_page, scale_of_head,
-    scale_of_token, BITS: tl.constexpr, GROUPS: tl.constexpr, HALF: tl.constexpr, COLUMNS: tl.constexpr,
-    KIND: tl.constexpr,
+    scale_of_token, BITS: tl.constexpr, GROUPS: tl.constexpr, FOLDED: tl.constexpr, HALF: tl.constexpr,
+    COLUMNS: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    """Two [tokens, columns] of ``KIND``, dequantised; 0 for tokens that are not ``inside``: nothing of them is read."""
+    """Two [tokens, columns] of ``KIND``; 0 for tokens that are not ``inside``: nothing of them is read.
+
+    They are dequantised, unless ``FOLDED``: then [tokens] of scale and zero, in float32, come with them.
+    """
     columns = tl.arange(0, COLUMNS)
     loaded = inside[:, None]
     if COLUMNS != HALF:
@@ -221,16 +256,34 @@ def _halves(
         low = low & 15
     else:
         high = tl.load(rows + (columns + HALF)[None, :], mask=loaded, other=0)
-    if BITS < 16:
+    scale = tl.zeros(slot.shape, tl.float32)
+    zero = tl.zeros(slot.shape, tl.float32)
+    if FOLDED:
+        one = page * scale_of_page + head * scale_of_head + slot * scale_of_token
+        scale = tl.load(scale_ptr + one, mask=inside, other=0.0).to(tl.float32)
+        zero = tl.load(zero_ptr + one, mask=inside, other=0.0).to(tl.float32)
+        low, high = _widened(low, KIND), _widened(high, KIND)
+    elif BITS < 16:
         SPAN: tl.constexpr = COLUMNS if GROUPS == 1 else HALF // GROUPS  # columns of a half that share a pair
         pairs = tl.arange(0, COLUMNS // SPAN)
         paired = inside[:, None] & (pairs < GROUPS)[None, :]
         pair = (page * scale_of_page + head * scale_of_head + slot * scale_of_token)[:, None] + pairs[None, :]
-        scale = tl.load(scale_ptr + pair, mask=paired, other=0.0)
-        zero = tl.load(zero_ptr + pair, mask=paired, other=0.0)
-        low = _dequantised(low, scale, zero, SPAN, KIND)
-        high = _dequantised(high, scale, zero, SPAN, KIND)
-    return low, high
+        scales = tl.load(scale_ptr + pair, mask=paired, other=0.0)
+        zeros = tl.load(zero_ptr + pair, mask=paired, other=0.0)
+        low = _dequantised(low, scales, zeros, SPAN, KIND)
+        high = _dequantised(high, scales, zeros, SPAN, KIND)
+    return low, high, scale, zero
+
+
+@triton.jit
+def _widened(stored, KIND: tl.constexpr):
+    """Bytes as ``KIND``, in which all of them are exact."""
+    if KIND.is_fp16():
+        # A byte below the leading bit of 1024 is 1024 more in fp16: cheaper than to convert it.
+        wide = (stored.to(tl.uint16) | 0x6400).to(tl.float16, bitcast=True) - 1024.0
+    else:
+        wide = stored.to(tl.float32).to(KIND)
+    return wide
 
 
 @triton.jit
@@ -240,12 +293,7 @@ def _dequantised(stored, scale, zero, SPAN: tl.constexpr, KIND: tl.constexpr):
     columns: tl.constexpr = stored.shape[1]
     work: tl.constexpr = tl.float16 if KIND.is_fp16() else tl.float32
     grouped = tl.reshape(stored, [tokens, columns // SPAN, SPAN])
-    if work.is_fp16():
-        # A byte below the leading bit of 1024 is 1024 more in fp16: cheaper than to convert it.
-        grouped = (grouped.to(tl.uint16) | 0x6400).to(tl.float16, bitcast=True) - 1024.0
-    else:
-        grouped = grouped.to(work)
-    plain = (grouped - zero.to(work)[:, :, None]) * scale.to(work)[:, :, None]
+    plain = (_widened(grouped, work) - zero.to(work)[:, :, None]) * scale.to(work)[:, :, None]
     return tl.reshape(plain, [tokens, columns]).to(KIND)
 
 

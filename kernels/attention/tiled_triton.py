@@ -32,7 +32,7 @@ def _tile(head_dim: int, dtype: torch.dtype) -> _Tile:
         return _Tile(64, 32, 8, 1) if head_dim <= 64 else _Tile(32, 32, 8, 1)
     if head_dim <= 64:
         return _Tile(128, 64, 4, 3)
-    return _Tile(128, 64, 8, 3) if head_dim <= 128 else _Tile(128, 64, 8, 2)
+    return _Tile(128, 64, 4, 2) if head_dim <= 128 else _Tile(128, 64, 8, 2)
 
 
 def tiled(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, scale: float) -> tuple[Tensor, Tensor]:

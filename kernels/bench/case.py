@@ -35,7 +35,7 @@ class Case:
     the first one in the table. ``check(inputs, out)`` hands back the part of the output to compare and what it
     should be, in float64; ``None`` where there is nothing to compare. ``error_bound`` is for ‖out − ref‖ / ‖ref‖.
     ``bytes_moved`` and ``flops`` are those that the algorithm needs at least; ``bound_by`` says which of them is
-    held against this device's peak.
+    held against this device's peak. ``queued`` is off where how fast the host launches is the question.
     """
 
     kernel: str
@@ -48,6 +48,7 @@ class Case:
     check: Callable[[Any, Tensor], tuple[Tensor, Tensor]] | None = None
     error_bound: float = 0.0
     twins: Mapping[str, Callable[[Any], object]] = field(default_factory=dict)
+    queued: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,7 @@ def _launch() -> Case:
         lambda device: probes.launch_empty(_LAUNCHES, device=device),
         bytes_moved=0,
         twins={"torch zero_": lambda device: probes.launch_empty(_LAUNCHES, device=device, path=TORCH)},
+        queued=False,
     )
 
 

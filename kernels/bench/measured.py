@@ -68,7 +68,9 @@ def run_case(case: Case, device: torch.device, peaks: Peaks, runs: int) -> Measu
     del result
     calls: dict[str, Call] = {_KERNEL: partial(case.call, inputs)}
     calls |= {name: partial(twin, inputs) for name, twin in case.twins.items()}
-    timed = tuple(_timed(case, l2, measure(calls, device, l2, runs=runs), peaks) for l2 in l2_states(device))
+    timed = tuple(
+        _timed(case, l2, measure(calls, device, l2, runs=runs, queued=case.queued), peaks) for l2 in l2_states(device)
+    )
     return Measured(case, path, error, timed)
 
 

@@ -38,7 +38,7 @@ def measure_peaks(device: torch.device, quick: bool, runs: int) -> Peaks:
     copy_by, copy_rate = _copy_rate(1 << (17 if quick else 28 if gpu else 22), device, runs)
     dtype = torch.float16 if gpu else torch.float32
     product_by, product_rate = _product_rate(256 if quick else 8192 if gpu else 1024, dtype, device, runs)
-    launches = measure({"empty": lambda: launch_empty(_LAUNCHES, device=device)}, device, WARM, runs=runs)
+    launches = measure({"empty": lambda: launch_empty(_LAUNCHES, device=device)}, device, WARM, runs=runs, queued=False)
     return Peaks(
         device=device_name(device),
         l2_bytes=torch.cuda.get_device_properties(device).L2_cache_size if gpu else 0,

@@ -1,8 +1,9 @@
 """How long a call takes: medians of many runs, twins in turn, with L2 cold and warm.
 
-On a GPU a run is the time between two CUDA events around the call. Before each one the GPU is kept busy, so that the
-launches are queued when the first event passes: what is measured is the GPU's work, and not how fast the host launches
-it, as long as the host takes less time than the GPU was kept busy for.
+On a GPU a run is the time between two CUDA events around the call. Before each one the GPU is kept busy, for twice as
+long as the host was seen to need for the slowest of the calls, so that the launches are queued when the first event
+passes: what is measured is the GPU's work, and not how fast the host launches it. Where that is the question, as for
+empty kernels, ``queued=False`` leaves it out. A call that waits for the GPU itself is timed with its host's part.
 
 *cold*: between runs a buffer of twice L2's size is written, which evicts what was there, and then read, which writes
 back what was dirty: else the write-back would be the measured call's. *warm*: the same call runs right before, without
@@ -22,7 +23,8 @@ import torch
 COLD, WARM = "cold", "warm"
 RUNS = 50
 WARM_UPS = 3
-_BUSY_CYCLES = 200_000  # about 0.1 ms: more than the host needs to launch a few kernels
+_LEAST_BUSY_NS, _MOST_BUSY_NS = 100_000, 100_000_000
+_CYCLES_A_NS = 2.0  # no GPU's clock is faster: what it is kept busy for is not shorter than meant
 
 Call = Callable[[], object]
 
@@ -45,21 +47,24 @@ class Times:
 
 
 def measure(
-    calls: Mapping[str, Call], device: torch.device, l2: str = WARM, *, runs: int = RUNS, warm_ups: int = WARM_UPS
+    calls: Mapping[str, Call],
+    device: torch.device,
+    l2: str = WARM,
+    *,
+    runs: int = RUNS,
+    warm_ups: int = WARM_UPS,
+    queued: bool = True,
 ) -> dict[str, Times]:
     """Times of each call by its name; the calls take turns, so that what changes meanwhile touches all of them.
 
     Raises ValueError for ``l2="cold"`` on the CPU.
     """
-    if device.type != "cuda":
-        if l2 != WARM:
-            raise ValueError(f"l2 is {l2!r} on {device}: caches of a CPU are not emptied here, it can be 'warm'")
-        run = _run_on_cpu
-    else:
-        run = _ColdRun(device) if l2 == COLD else _warm_run
+    if device.type != "cuda" and l2 != WARM:
+        raise ValueError(f"l2 is {l2!r} on {device}: caches of a CPU are not emptied here, it can be 'warm'")
     for call in calls.values():
         for _ in range(warm_ups):
             call()
+    run = _run_on_cpu if device.type != "cuda" else _GpuRun(device, l2, _busy_cycles(calls, device) if queued else 0)
     taken: dict[str, list[Callable[[], float]]] = {name: [] for name in calls}
     for _ in range(runs):
         for name, call in calls.items():
@@ -81,23 +86,33 @@ def _run_on_cpu(call: Call) -> Callable[[], float]:
     return lambda: taken
 
 
-def _warm_run(call: Call) -> Callable[[], float]:
-    torch.cuda._sleep(_BUSY_CYCLES)
-    call()
-    return _between_events(call)
+def _busy_cycles(calls: Mapping[str, Call], device: torch.device) -> int:
+    """GPU clocks that are longer than the host needs for any of the calls, each warmed up."""
+    slowest_ns = 0
+    for call in calls.values():
+        torch.cuda.synchronize(device)
+        began = time.perf_counter_ns()
+        call()
+        slowest_ns = max(slowest_ns, time.perf_counter_ns() - began)
+    return int(_CYCLES_A_NS * min(max(2 * slowest_ns, _LEAST_BUSY_NS), _MOST_BUSY_NS))
 
 
-class _ColdRun:
-    """Runs with an L2 that holds nothing of the call's."""
+class _GpuRun:
+    """Runs behind a GPU that is kept busy, with an L2 that holds what the same call left there, or nothing of it."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, l2: str, busy_cycles: int) -> None:
+        self._busy_cycles = busy_cycles
         l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
-        self._evictor = torch.empty(2 * l2_bytes // 4, dtype=torch.float32, device=device)
+        self._evictor = torch.empty(2 * l2_bytes // 4, dtype=torch.float32, device=device) if l2 == COLD else None
 
     def __call__(self, call: Call) -> Callable[[], float]:
-        torch.cuda._sleep(_BUSY_CYCLES)
-        self._evictor.zero_()
-        self._evictor.sum()
+        if self._busy_cycles:
+            torch.cuda._sleep(self._busy_cycles)
+        if self._evictor is None:
+            call()
+        else:
+            self._evictor.zero_()
+            self._evictor.sum()
         return _between_events(call)
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from spikeprof.kernels.attention.dots_triton import dot, operand
 
-BLOCK_ROWS = 16  # the fewest that tl.dot takes
+LEAST_ROWS, MOST_ROWS = 16, 64  # of a program: the fewest that tl.dot takes; beyond the most a weight is read again
 BLOCK_OUT = 32  # small: a decode step has few rows, so only many programs along ``out`` fill the GPU
-BLOCK_IN = 256
+BLOCK_IN, BLOCK_IN_LONG, LONG = 256, 512, 8192  # along ``in``; longer blocks for few rows that are longer than LONG
 NUM_WARPS = 4
 NUM_STAGES = 4
 
@@ -43,7 +43,9 @@ def int8_linear(x: Tensor, values: Tensor, scale: Tensor) -> Tensor:
     rows, ins = x.shape
     outs = values.shape[0]
     out = torch.empty(rows, outs, dtype=x.dtype, device=x.device)
-    grid = (triton.cdiv(outs, BLOCK_OUT), triton.cdiv(rows, BLOCK_ROWS))
-    _int8_linear[grid](x, values, scale, out, rows, outs, ins, BLOCK_ROWS, BLOCK_OUT, BLOCK_IN, operand(x.dtype),
+    block_rows = min(max(LEAST_ROWS, triton.next_power_of_2(rows)), MOST_ROWS)
+    grid = (triton.cdiv(outs, BLOCK_OUT), triton.cdiv(rows, block_rows))
+    block_in = BLOCK_IN_LONG if ins >= LONG and block_rows == LEAST_ROWS else BLOCK_IN
+    _int8_linear[grid](x, values, scale, out, rows, outs, ins, block_rows, BLOCK_OUT, block_in, operand(x.dtype),
                        num_warps=NUM_WARPS, num_stages=NUM_STAGES)  # fmt: skip
     return out

@@ -25,9 +25,10 @@ def linear_silu(x: Tensor, weight: Tensor, bias: Tensor, *, path: str = "auto") 
     path = chosen(path, x)
     if path == TORCH:
         return linear_silu_unfused(x, weight, bias)
-    from spikeprof.kernels.fused import linear_silu_triton
+    from spikeprof.kernels.fused import linear_silu_large_triton, linear_silu_triton
 
-    out = linear_silu_triton.linear_silu(rows, weight, bias.contiguous())
+    kernel = linear_silu_large_triton if linear_silu_large_triton.takes(rows, weight) else linear_silu_triton
+    out = kernel.linear_silu(rows, weight, bias.contiguous())
     return Ran(out.view(*x.shape[:-1], weight.shape[0]), path)
 
 

@@ -26,7 +26,7 @@ def _tile(rows: int, dtype: torch.dtype) -> _Tile:
         return _Tile(64, 64, 32, 4, 3)
     if rows <= 64:
         return _Tile(max(16, triton.next_power_of_2(rows)), 64, 128, 4, 4)
-    return _Tile(128, 128, 64, 8, 4)
+    return _Tile(256, 128, 64, 8, 3) if rows >= 256 else _Tile(128, 128, 64, 8, 4)
 
 
 def linear_silu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ELEMENTS = 1024  # of a program: heads times channels, of one token
+ELEMENTS = 2048  # of a program: heads times channels, of one token
 WARPS = 4
 
 
@@ -33,9 +33,18 @@ def rotary_kernel(q, k, positions, table, q_out, k_out,
                   q_token_stride, q_head_stride, k_token_stride, k_head_stride, position_stride,
                   positions_count, heads, kv_heads, q_blocks,
                   HALF: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr):  # fmt: skip
-    """``HEADS`` heads of one token's queries or keys."""
+    """``HEADS`` heads of one token's queries or keys.
+
+    They are loaded before the angles, which wait for the position: the two waits then pass together.
+    """
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
+    head = block * HEADS + tl.arange(0, HEADS)
+    if block < q_blocks:
+        first, second = _halves(q + token * q_token_stride, q_head_stride, head, heads, HALF, WIDTH)
+    else:
+        head -= q_blocks * HEADS
+        first, second = _halves(k + token * k_token_stride, k_head_stride, head, kv_heads, HALF, WIDTH)
     position = tl.load(positions + token * position_stride).to(tl.int64)
     channel = tl.arange(0, WIDTH)
     place = position + channel * 0  # a block: the interpreter takes no mask that is made of scalars
@@ -43,24 +52,27 @@ def rotary_kernel(q, k, positions, table, q_out, k_out,
     angle = table + position * (2 * HALF) + channel
     cos = tl.load(angle, mask=known, other=float("nan"))[None, :]
     sin = tl.load(angle + HALF, mask=known, other=float("nan"))[None, :]
+    low, high = first * cos - second * sin, second * cos + first * sin
     if block < q_blocks:
-        head = block * HEADS + tl.arange(0, HEADS)
-        _turn(q + token * q_token_stride, q_head_stride, q_out + token * heads * (2 * HALF), head, heads, cos, sin,
-              HALF, WIDTH)  # fmt: skip
+        _store(q_out + token * heads * (2 * HALF), low, high, head, heads, HALF, WIDTH)
     else:
-        head = (block - q_blocks) * HEADS + tl.arange(0, HEADS)
-        _turn(k + token * k_token_stride, k_head_stride, k_out + token * kv_heads * (2 * HALF), head, kv_heads, cos,
-              sin, HALF, WIDTH)  # fmt: skip
+        _store(k_out + token * kv_heads * (2 * HALF), low, high, head, kv_heads, HALF, WIDTH)
 
 
 @triton.jit
-def _turn(source, head_stride, target, head, heads, cos, sin, HALF: tl.constexpr, WIDTH: tl.constexpr):
-    """Both halves of some heads of one token."""
+def _halves(source, head_stride, head, heads, HALF: tl.constexpr, WIDTH: tl.constexpr):
+    """Both halves of some heads of one token, in float32."""
     channel = tl.arange(0, WIDTH)[None, :]
     mask = (head < heads)[:, None] & (channel < HALF)
     place = source + head[:, None] * head_stride + channel
     first = tl.load(place, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(place + HALF, mask=mask, other=0.0).to(tl.float32)
-    result = target + head[:, None] * (2 * HALF) + channel
-    tl.store(result, (first * cos - second * sin).to(target.dtype.element_ty), mask=mask)
-    tl.store(result + HALF, (second * cos + first * sin).to(target.dtype.element_ty), mask=mask)
+    return first, tl.load(place + HALF, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _store(target, low, high, head, heads, HALF: tl.constexpr, WIDTH: tl.constexpr):
+    channel = tl.arange(0, WIDTH)[None, :]
+    mask = (head < heads)[:, None] & (channel < HALF)
+    place = target + head[:, None] * (2 * HALF) + channel
+    tl.store(place, low.to(target.dtype.element_ty), mask=mask)
+    tl.store(place + HALF, high.to(target.dtype.element_ty), mask=mask)

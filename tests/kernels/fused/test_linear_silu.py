@@ -9,7 +9,9 @@ def random(*shape, device="cpu", dtype=torch.float32, seed=0):
 
 
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.float16, 2e-3), (torch.bfloat16, 1e-2)])
-@pytest.mark.parametrize(("rows", "ins", "outs"), [(1, 40, 70), (33, 100, 200), (130, 64, 150), (300, 30, 1100)])
+@pytest.mark.parametrize(("rows", "ins", "outs"), [
+    (1, 40, 70), (33, 100, 200), (130, 64, 150), (300, 30, 1100), (300, 72, 304),
+])  # fmt: skip
 def test_linear_silu(device_path, rows, ins, outs, dtype, most):
     device, path = device_path
     x = random(rows, ins, device=device, dtype=dtype, seed=1)
@@ -24,6 +26,23 @@ def test_linear_silu(device_path, rows, ins, outs, dtype, most):
     assert (fused.out - exact).norm() <= most * exact.norm()
     if dtype == torch.float32:
         assert (fused.out - linear_silu_unfused(x, weight, bias).out).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("rows", "ins", "outs", "dtype", "taken"),
+    [
+        (256, 72, 304, torch.float16, True),
+        (255, 72, 304, torch.float16, False),
+        (256, 72, 304, torch.float32, False),
+        (256, 71, 304, torch.float16, False),  # rows of 142 bytes
+        (256, 72, 300, torch.bfloat16, False),  # rows of 600 bytes, 16 do not divide them
+    ],
+)
+def test_which_products_are_large(rows, ins, outs, dtype, taken):
+    pytest.importorskip("triton")
+    from spikeprof.kernels.fused import linear_silu_large_triton
+
+    assert linear_silu_large_triton.takes(random(rows, ins, dtype=dtype), random(outs, ins, dtype=dtype)) is taken
 
 
 def test_linear_silu_by_hand(device_path):
