@@ -17,6 +17,7 @@ COLLECT_WITH: dict[str, str] = {
     "samples": "spikeprof run -- CMD (on a machine with NVML)",
     "counters": "spikeprof run --counters -- CMD",
     "kernel_classes": "spikeprof run --counters -- CMD",
+    "model_nodes": "spikeprof run --graph MODULE:FACTORY -- CMD",
     "topology": "spikeprof run -- CMD (on a machine with NVML)",
 }
 
