@@ -85,8 +85,8 @@ def decode() -> Iterator[Trial]:
     """Tiles, and programs, of paged decode."""
     tile = decode_triton._Tile
     tried = [(64, 4, 3), (64, 4, 2), (64, 4, 4), (128, 4, 2), (128, 4, 3), (32, 4, 4), (32, 2, 4), (64, 2, 3),
-             (64, 2, 2), (32, 4, 3), (32, 2, 3), (128, 8, 3), (32, 2, 1), (32, 2, 2), (32, 1, 1), (32, 1, 3), (64, 4, 1),
-             (64, 2, 1), (16, 1, 1), (16, 1, 3), (64, 8, 1), (128, 8, 1)]  # fmt: skip
+             (64, 2, 2), (32, 4, 3), (32, 2, 3), (128, 8, 3), (32, 2, 1), (32, 2, 2), (32, 1, 1), (32, 1, 3),
+             (64, 4, 1), (64, 2, 1), (16, 1, 1), (16, 1, 3), (64, 8, 1), (128, 8, 1)]  # fmt: skip
     tiles = Knob(decode_triton, "_tile", {str(t): lambda *_, t=t: tile(*t) for t in tried})
     programs = Knob(decode_module, "PROGRAMS_WANTED", {str(n): n for n in (132, 264, 396, 528, 792, 1056)})
     for kind in ("fp16", "int8", "int4"):
