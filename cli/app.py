@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from spikeprof import __version__
-from spikeprof.cli import analyze, counters, doctor, explain, report, run, topology
+from spikeprof.cli import analyze, counters, doctor, explain, graph, report, run, topology
 from spikeprof.profiler.counter_metrics import DEFAULT_SET, METRICS, SETS
 from spikeprof.profiler.errors import OutputError, SpikeprofError, UsageError
 
@@ -45,6 +45,7 @@ app.command("report", short_help="Write one HTML file that works offline.")(repo
 app.command("doctor")(doctor.doctor)
 app.command("counters", short_help="Read counters of GPUs that are at work already.")(counters.counters)
 app.command("topology", short_help="Show how the GPUs are joined, and what that suits.")(topology.topology)
+app.command("graph", short_help="Read a model's graph: memory, alignment, time of its nodes.")(graph.graph)
 app.command("explain")(explain.explain)
 
 

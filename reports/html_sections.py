@@ -10,6 +10,7 @@ from spikeprof.reports import caches, steps
 from spikeprof.reports import counter_figures as counters
 from spikeprof.reports import figures as fig
 from spikeprof.reports import format as fmt
+from spikeprof.reports import model_graph as graphs
 from spikeprof.reports import occupancy as occ
 from spikeprof.reports import sentences as say
 from spikeprof.reports import topology as links
@@ -18,13 +19,22 @@ from spikeprof.reports.html_tables import HtmlTable, html_table
 from spikeprof.reports.model import PlainTable, Report, rows
 
 #: Figures that are drawn as bars inside the cells of the same table, or by their own section.
-_DRAWN_IN_TABLES = ("kernel-totals", "device-busy", "step-durations")
+_DRAWN_IN_TABLES = ("kernel-totals", "device-busy", "step-durations", "node-heat", "live-bytes")
 _KERNEL_COLUMNS = ("kernel", "launches_count", "total_ns", "gpu_time_share", "mean_ns", "p50_ns", "p90_ns", "p99_ns",
                    "max_ns", "wall_share")  # fmt: skip
 _DEVICE_COLUMNS = ("device", "model", "busy_share", "wall_ns", "busy_ns", "gaps_count", "energy_j", "kernels_count",
                    "memory_ops_count", "ranks", "sm_arch", "sm_count", "l2_bytes", "mem_bytes", "mem_peak_bytes_per_s",
                    "uuid")  # fmt: skip
-_OWN_SECTIONS = ("truth", "steps", "kernel-latency", "cache-miss", "fusion-boundary", "launch-gaps", "topology")
+_OWN_SECTIONS = (
+    "truth",
+    "steps",
+    "kernel-latency",
+    "cache-miss",
+    "fusion-boundary",
+    "launch-gaps",
+    "topology",
+    "model-graph",
+)
 
 
 @dataclass(slots=True)
@@ -71,6 +81,7 @@ def sections(report: Report, unit: tuple[float, str]) -> list[Section]:
         _occupancy_section(report),
         _idle_section(report),
         *_other_sections(report, unit),
+        _graph_section(report),
         _links_section(report),
         _machine_section(report),
         _missing_section(report),
@@ -226,6 +237,21 @@ def _other_sections(report: Report, unit: tuple[float, str]) -> list[Section]:
         section.add(*(html_table(name, t) for name, t in result.tables.items() if name not in drawn))
         sections.append(section)
     return sections
+
+
+def _graph_section(report: Report) -> Section:
+    section, result = _of_analyzer(report, "model-graph", Section("model-graph", "Model graph", "Model graph"))
+    if result is None:
+        return section
+    section.count = graphs.summary(result)
+    section.lead = " ".join(graphs.notes(result))
+    section.charts = [
+        *_chart("node-heat", graphs.heat_figure(result)),
+        *_chart("live-bytes", graphs.live_figure(result)),
+    ]
+    for name, table in graphs.tables(result).items():
+        section.add(html_table(name, table))
+    return section
 
 
 def _links_section(report: Report) -> Section:

@@ -24,6 +24,7 @@ _ANALYZER_TITLES = {
     "launch-gaps": "Launch gaps",
     "cache-miss": "Caches and DRAM",
     "fusion-boundary": "Occupancy and fusion",
+    "model-graph": "Model graph",
 }
 
 _SOURCES = {"torch.profiler": "imported from torch.profiler", "nsys": "imported from Nsight Systems"}
@@ -148,6 +149,11 @@ def _missing(report: Report) -> Iterator[Missing]:
             yield Missing(what, printable(note.reason) or "no reason was recorded", "spikeprof doctor")
 
 
+def missing_metrics(result: Result) -> list[Missing]:
+    """What one analyzer could not measure though it has an answer."""
+    return list(_missing_metrics(result))
+
+
 def _missing_metrics(result: Result) -> Iterator[Missing]:
     """Metrics without a value, those with the same reason together."""
     by_reason: dict[str, list[str]] = {}
@@ -185,6 +191,13 @@ _CAPTIONS = {
     "link-hosts": ("GPU and host", ""),
     "link-totals": ("Use of links", ""),
     "kernel_links": ("Kernels by bytes over links", ""),
+    "node-heat": ("Layers × parts", "Colour: time there, as a share of the hottest."),
+    "live-bytes": ("Memory held while nodes run", "Without weights and inputs."),
+    "graph-cycle": ("Nodes of the cycle", ""),
+    "graph-peak": ("Tensors held at the peak", ""),
+    "graph-nodes": ("Nodes by heat", ""),
+    "graph-parts": ("Parts of the model by time", ""),
+    "graph-unaligned": ("Large tensors whose rows are not aligned", ""),
     "step-durations": ("Durations of steps over time", "A dot is where a step begins and how long it lasts."),
     "step-kinds": ("Steps by kind", ""),
     "step-slowest": ("Steps of the steady part that lasted longest beyond the usual of their kind", ""),

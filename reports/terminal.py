@@ -17,6 +17,7 @@ from rich.text import Text
 from spikeprof.analyzers.base import Finding, Result
 from spikeprof.reports import caches, steps
 from spikeprof.reports import format as fmt
+from spikeprof.reports import model_graph as graphs
 from spikeprof.reports import occupancy as occ
 from spikeprof.reports import sentences as say
 from spikeprof.reports import topology as links
@@ -32,6 +33,7 @@ MAX_EVIDENCE = 3  # of one finding
 MAX_KERNELS = 8
 MAX_MISSING = 8
 MAX_OCCUPANCIES = 5
+MAX_PARTS = 5
 
 #: Stands for the space between a number and its unit until lines are broken: a character that no name holds.
 _GLUE = "\ue000"
@@ -94,6 +96,7 @@ def render_terminal(report: Report, console: Console) -> None:
     _caches(screen, report)
     _occupancy(screen, report)
     _idle(screen, report)
+    _graph(screen, report)
     _links(screen, report)
     _missing(screen, report)
 
@@ -326,6 +329,86 @@ def _idle(screen: _Screen, report: Report) -> None:
     names = [f"{c.name}: {c.meaning}" if wide and c.meaning else c.name for c in classes]
     entries = [{"total_ns": c.total_ns, "idle_share": c.share} for c in classes]
     _print_table(screen, "Class", _IDLE_COLUMNS, entries, lambda room: [clip(n, room) for n in names], "idle_share")
+
+
+_PART_COLUMNS = (
+    _Column("layers_count", "Layers", 70),
+    _Column("nodes_count", "Nodes"),
+    _Column("total_ns", "Total"),
+    _Column("part_time_share", "Share"),
+)
+_NODE_COLUMNS = (
+    _Column("launches_count", "Launches", 94),
+    _Column("gpu_time_ns", "GPU time"),
+    _Column("latency_ns", "Latency"),
+    _Column("host_ns", "On host", 90),
+    _Column("heat_share", "Heat"),
+)
+_HELD_COLUMNS = (
+    _Column("shape", "Shape"),
+    _Column("dtype", "Type", 70),
+    _Column("storage_bytes", "Held"),
+    _Column("peak_share", "Of peak"),
+)
+
+
+def _graph(screen: _Screen, report: Report) -> None:
+    """The model's graph in short; nothing where none was read."""
+    result = report.result("model-graph")
+    if result is None or not (summary := graphs.summary(result)):
+        return
+    screen.heading(f"Model graph: {summary}")
+    for text in graphs.notes(result):
+        screen.prose(text, "dim")
+    _graph_table(screen, result, "parts", "Part", _PART_COLUMNS, MAX_PARTS)
+
+
+def _graph_table(
+    screen: _Screen, result: Result, table: str, first: str, columns: Sequence[_Column], most: int
+) -> None:
+    """The first rows of one of the tables about a graph, with those of the columns that have a value anywhere."""
+    entries = rows(result.tables.get(table, {}))[:most]
+    if not entries:
+        return
+    kept = [c for c in columns if any(row.get(c.key) is not None for row in entries)]
+    names = [graphs.in_module(row, first.lower()) for row in entries]
+    _print_table(screen, first, kept, entries, lambda room: [clip(n, room) for n in names], columns[-1].key)
+
+
+def render_graph(result: Result, console: Console) -> None:
+    """Print the answer of the analyzer ``model-graph`` alone: memory, time, layers × parts, findings."""
+    screen = _screen(console)
+    screen.line(screen.text(clip(graphs.title(result), screen.width), "bold"))
+    for text in (graphs.summary(result), graphs.remark(result)):
+        if text:
+            screen.prose(text, "dim")
+    if memory := graphs.memory(result):
+        screen.heading("Memory")
+        screen.prose(memory)
+        _graph_table(screen, result, "peak_tensors", "Node", _HELD_COLUMNS, MAX_KERNELS)
+    if times := " ".join(text for text in (graphs.times(result), graphs.joined(result)) if text):
+        screen.heading("Time")
+        screen.prose(times)
+        _graph_table(screen, result, "parts", "Part", _PART_COLUMNS, MAX_KERNELS)
+        screen.console.print()
+        _graph_table(screen, result, "nodes", "Node", _NODE_COLUMNS, MAX_KERNELS)
+    if lines := graphs.heat_lines(result, screen.width, screen.ascii):
+        screen.heading(f"Heat by part and layer{graphs.stack_of(result)}")
+        for line in lines:
+            screen.line(screen.text(line))
+    if result.findings:
+        screen.heading("Findings")
+    for finding in result.findings:
+        _finding(screen, finding)
+    _graph_missing(screen, result)
+
+
+def _graph_missing(screen: _Screen, result: Result) -> None:
+    items = say.missing_metrics(result)
+    if items:
+        screen.heading("Not measured")
+    for item in items:
+        screen.hanging(screen.text("?", "cyan"), screen.text(f"{item.what}: {item.why}"), 2)
 
 
 def _links(screen: _Screen, report: Report) -> None:
