@@ -5,8 +5,11 @@ from __future__ import annotations
 from spikeprof.analyzers.base import Analyzer, Rule
 from spikeprof.analyzers.cache_miss import CacheMiss
 from spikeprof.analyzers.fusion_boundary import FusionBoundary
+from spikeprof.analyzers.fusion_coverage import FusionCoverage
 from spikeprof.analyzers.kernel_latency import KernelLatency
 from spikeprof.analyzers.launch_gaps import LaunchGaps
+from spikeprof.analyzers.model_graph import ModelGraph
+from spikeprof.analyzers.ownership import Ownership
 from spikeprof.analyzers.steps import Steps
 from spikeprof.analyzers.topology import Topology
 from spikeprof.analyzers.truth import Truth
@@ -16,9 +19,12 @@ ANALYZERS: tuple[Analyzer, ...] = (
     Truth(),
     Steps(),
     KernelLatency(),
+    Ownership(),
     CacheMiss(),
     FusionBoundary(),
+    FusionCoverage(),
     LaunchGaps(),
+    ModelGraph(),
     Topology(),
 )
 
