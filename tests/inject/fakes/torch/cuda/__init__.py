@@ -5,6 +5,8 @@ import time
 
 import fakegpu
 
+from torch.cuda import nvtx
+
 _initialized = []
 _queued = []
 _lock = threading.RLock()
