@@ -5,7 +5,7 @@ import time
 
 import fakegpu
 
-from torch.cuda import nvtx
+from torch.cuda import nvtx as nvtx
 
 _initialized = []
 _queued = []
