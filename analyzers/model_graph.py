@@ -244,8 +244,9 @@ def _memory(study: Study, why: str) -> Iterator[Metric]:
     if held is None:
         yield from (Metric(name, None, why) for name in ("weights_bytes", "inputs_bytes", "activations_peak_bytes"))
         return
-    weights = facts.get("weights_bytes")
-    yield Metric("weights_bytes", held.bytes_of_kind(study.nodes, "parameter") if weights is None else weights)
+    # A leaf module of torch.fx hides its weights, and tensors that are plain attributes are no declared weights.
+    in_graph = held.bytes_of_kind(study.nodes, "parameter")
+    yield Metric("weights_bytes", max(in_graph, facts.get("weights_bytes") or 0))
     yield Metric("inputs_bytes", held.bytes_of_kind(study.nodes, "input"))
     no_sizes = bool(len(held.n_bytes)) and bool(np.isnan(held.n_bytes[~held.of_caller]).all())
     if not study.nodes.tensors.shape or (no_sizes and held.unknown_count):

@@ -155,12 +155,13 @@ def stack_of(result: Result) -> str:
 
 
 def heat_lines(result: Result, width: int, ascii_only: bool) -> list[str]:
-    """Layers × parts as text: a character per layer, from a dot to a full block; empty without layers."""
+    """Layers × parts as text: a character per layer, from a dot to a full block for the hottest there."""
     layers, cells = heat_rows(result)
     numbered = [layer for layer in layers if layer != _OUTSIDE]
     if not numbered:
         return []
-    shares = result.tables["heat"]["heat_share"]
+    times = result.tables["heat"]["total_ns"]
+    hottest = max((times[row] for found in cells.values() for layer, row in found.items() if layer != _OUTSIDE)) or 1
     names, _ = short_parts(list(cells))
     room = max(12, min(max(map(len, names)), width // 2))
     together = -(-len(numbered) // max(width - room - 2, 1))
@@ -171,8 +172,9 @@ def heat_lines(result: Result, width: int, ascii_only: bool) -> list[str]:
         found = cells[part]
         if set(found) == {_OUTSIDE}:
             continue
-        most = [max((shares[found[layer]] for layer in group if layer in found), default=None) for group in groups]
-        lines.append(f"{clip(name, room):{room}}  {''.join(_shade(value, shades) for value in most)}".rstrip())
+        most = [max((times[found[layer]] for layer in group if layer in found), default=None) for group in groups]
+        cell = "".join(" " if value is None else _shade(value / hottest, shades) for value in most)
+        lines.append(f"{clip(name, room):{room}}  {cell}".rstrip())
     return lines
 
 
@@ -184,8 +186,8 @@ def _ruler(groups: list[list[int]]) -> str:
     return text
 
 
-def _shade(share: float | None, shades: str) -> str:
-    return " " if share is None else shades[min(int(share * len(shades)), len(shades) - 1)]
+def _shade(share: float, shades: str) -> str:
+    return shades[min(int(share * len(shades)), len(shades) - 1)]
 
 
 def heat_figure(result: Result) -> Plotly | None:

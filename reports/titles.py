@@ -223,7 +223,7 @@ METRIC_TITLES: dict[str, str] = {
     "chain_nodes_count": "Longest chain of nodes",
     "cycle_nodes_count": "Nodes in the cycle",
     "dtype": "Type",
-    "floor_ns": "A node that does nothing",
+    "floor_ns": "Empty node",
     "forward_ns": "Whole model",
     "gpu_time_ns": "GPU time",
     "heat_share": "Heat",

@@ -89,7 +89,7 @@ def read_factory(
         facts.pop("nodes"),
         facts,
         told.get("timing", {}),
-        why if runs else "not asked for",
+        why if runs else "not asked for (--no-time)",
         runs if "timing" in told else 0,
     )
 

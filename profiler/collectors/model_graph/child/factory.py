@@ -64,7 +64,7 @@ def _guarded(what: str, call: Any, *arguments: Any) -> Any:
     except BaseException as error:
         if os.environ.get("SPIKEPROF_DEBUG"):
             traceback.print_exc()
-        raise Refused(f"{what}: {one_line(error)}{_place(error)}") from error
+        raise Refused(f"{what}: {one_line(error)}{place(error)}") from error
 
 
 def one_line(error: BaseException) -> str:
@@ -74,14 +74,15 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _place(error: BaseException) -> str:
-    """`` (model.py:12, in build)``: the innermost frame that is neither ours nor the importer's."""
+def place(error: BaseException, libraries: Sequence[str] = ()) -> str:
+    """`` (model.py:12, in build)``: the innermost frame that is not ours, the importer's or in one of these folders."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({Path(error.filename).name}:{error.lineno})"
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((_PACKAGE, "<frozen")) and os.sep + "importlib" + os.sep not in frame.filename
+        if not frame.filename.startswith((_PACKAGE, "<", *libraries))
+        and os.sep + "importlib" + os.sep not in frame.filename
     ]
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,8 @@ def _read(options: dict[str, Any], tell: Any) -> int:
     graph, refused = reading.read(made, options["via"])
     if graph is None:
         raise Refused("; ".join(f"torch.{way} refused: {why}" for way, why in refused.items()))
-    described, remarks = nodes.describe(graph)
+    with reading.quiet():
+        described, remarks = nodes.describe(graph)
     found = timing.devices(made)
     tell(
         graph={
@@ -67,8 +67,7 @@ def _read(options: dict[str, Any], tell: Any) -> int:
         tell(not_timed=why)
         return 0
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with reading.quiet():
             tell(timing=timing.time_nodes(graph, made, options["runs"]))
     except Exception as error:
         tell(not_timed=f"a run of the graph failed: {one_line(error)}")

@@ -96,13 +96,13 @@ def describe(graph: Graph) -> tuple[Described, list[str]]:
     try:
         return _faked(graph), ["shapes by running the graph on tensors without data"]
     except Exception as error:
-        why = one_line(error)
+        why = type(error).__name__
     try:
         with torch.no_grad():
             _Recorder(graph.module, described, None).run(*graph.flat, enable_io_processing=False)
     except Exception as error:
         return Described(), [f"shapes are not known: {one_line(error)}"]
-    return described, [f"shapes by running the model once (without data: {why})"]
+    return described, [f"shapes by running the model once: it does not run on tensors without data ({why})"]
 
 
 def _faked(graph: Graph) -> Described:

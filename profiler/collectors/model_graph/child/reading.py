@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import logging
+import os
+import re
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 
-from .factory import Made, one_line
+from .factory import Made, one_line, place
+
+_SENTENCE = re.compile(r"(?<=[^\d\s])\.(?=\s|$)")
 
 
 class Graph:
@@ -38,13 +46,39 @@ def read(made: Made, via: str) -> tuple[Graph | None, dict[str, str]]:
     refused: dict[str, str] = {}
     for way in ("export", "fx") if via == "auto" else (via,):
         try:
-            with torch.no_grad(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with torch.no_grad(), quiet():
                 made_by = _exported if way == "export" else _traced
                 return made_by(made, dict(refused)), refused
         except Exception as error:
-            refused[way] = one_line(error)
+            refused[way] = _first_sentence(error)
     return None, refused
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without what torch prints, warns and logs: what it says of a refusal is in the exception."""
+    if os.environ.get("SPIKEPROF_DEBUG"):
+        yield
+        return
+    before = logging.root.manager.disable
+    with (
+        warnings.catch_warnings(),
+        Path(os.devnull).open("w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
+def _first_sentence(error: Exception) -> str:
+    """What the exception says first, and the line of the model that it is about."""
+    said = _SENTENCE.split(one_line(error), maxsplit=1)[0]
+    return said + place(error, [str(Path(torch.__file__).parent)])
 
 
 def _exported(made: Made, refused: dict[str, str]) -> Graph:
