@@ -252,7 +252,7 @@ _TABLES = (
             Column(
                 "kind",
                 _NAME,
-                "step, request or stage (marked), module (where attributed) or user (imported)",
+                "step, request or stage (marked), nvtx, module (where attributed) or user (imported)",
             ),
             Column("name", _STR, "label"),
             _START,
