@@ -41,6 +41,13 @@ def run(
     clean_steps: Annotated[
         int, typer.Option(metavar="N", help="Time N steps without tracing, to tell what tracing costs.")
     ] = 0,
+    attribute_steps: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Find out which module, line and operator launches each kernel, in N steps of each kind; 0 = not.",
+        ),
+    ] = 3,
     window: Annotated[
         str, typer.Option(metavar="ON,OFF", help="Record ON seconds, pause OFF seconds, and so on.")
     ] = "",
@@ -102,6 +109,7 @@ def run(
         window=_window(window),
         capture_range=capture_range,
         clean_steps=clean_steps,
+        attribute_steps=attribute_steps,
         graph_nodes=graph_nodes,
         nvml_interval_ms=nvml_interval_ms,
         cpu_counters=cpu_counters,

@@ -39,8 +39,9 @@ class RunOptions:
     """What to record. Zero means no limit, or not asked for.
 
     ``window`` is (seconds on, seconds off), repeated. ``clean_steps`` untraced steps are timed to tell what
-    tracing costs. ``capture_range`` records between cudaProfilerStart and cudaProfilerStop only. ``counters`` are
-    names of metrics (``counter_metrics``), sampled every ``counters_interval_ns``, ``counters_samples`` at most.
+    tracing costs. ``attribute_steps`` steps of each kind are looked at closely: which module, line and operator
+    launches each kernel. ``capture_range`` records between cudaProfilerStart and cudaProfilerStop only. ``counters``
+    are names of metrics (``counter_metrics``), sampled every ``counters_interval_ns``, ``counters_samples`` at most.
     """
 
     max_bytes: int = 2 << 30
@@ -48,6 +49,7 @@ class RunOptions:
     window: tuple[float, float] | None = None
     capture_range: bool = False
     clean_steps: int = 0
+    attribute_steps: int = 3
     graph_nodes: bool = True
     nvml_interval_ms: int = 100
     cpu_counters: bool = False
@@ -64,7 +66,14 @@ class RunOptions:
         # A clock compared with NaN never gets anywhere: the agent would stop over it in the middle of the program.
         if not all(map(math.isfinite, (self.max_seconds, *(self.window or ())))):
             raise UsageError("--max-seconds and --window take finite numbers of seconds; 0 = no limit")
-        for name in ("max_bytes", "max_seconds", "clean_steps", "nvml_interval_ms", "counters_samples"):
+        for name in (
+            "max_bytes",
+            "max_seconds",
+            "clean_steps",
+            "attribute_steps",
+            "nvml_interval_ms",
+            "counters_samples",
+        ):
             if getattr(self, name) < 0:
                 raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must not be negative")
 
@@ -79,6 +88,7 @@ class RunOptions:
             "window": list(self.window) if self.window else None,
             "capture_range": self.capture_range,
             "clean_steps": self.clean_steps,
+            "attribute_steps": self.attribute_steps,
             "graph_nodes": self.graph_nodes,
             "libcupti": self.libcupti or None,
         }

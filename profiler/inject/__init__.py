@@ -17,7 +17,14 @@ How data flows in the target::
               ├ control.py  the supervisor's questions (kernel names), its orders and its absence
               ├ marks.py    ranges that the program marks itself
               ├ steps.py    CUDA-event step times, untraced and traced (--clean-steps)
-              ├ graphs.py   graph node created / cloned
+              ├ graphs.py   graph node created / cloned; launches, while they are attributed
+              ├ attribution.py  windows in which launches get their module, line and operator
+              │   ├ calls.py      the one hook in nn.Module.__call__: where steps begin
+              │   ├ kinds.py      which steps are alike
+              │   ├ frames.py     modules and lines from the Python frames of a launch
+              │   ├ modules.py    their names
+              │   ├ operators.py  operators and their shapes
+              │   └ captures.py   where captures of graphs begin and end
               └ guests.py   other profilers in the same process: yield to them, resume after
 
 Rule of the house: if in doubt, stop recording and keep the program.

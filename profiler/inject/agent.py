@@ -7,7 +7,7 @@ What is recorded at a moment follows from a few independent conditions, each set
     range    outside --capture-range                              graphs.py
     off      outside the on-part of --window                      tick()
     clean    steps timed without tracing (--clean-steps)          steps.py
-    traced   none of the above
+    traced   none of the above                                    (and attribution.py at work, for a few steps)
 
 Every change is written to the spool as a window, so that a report can say what was not measured and why.
 
@@ -24,6 +24,7 @@ import sys
 
 from . import ENV_CONTROL, ENV_OPTIONS, ENV_SPOOL, cupti
 from .callbacks import Callbacks
+from .calls import Calls
 from .control import FAREWELL_SECONDS, Control
 from .events import Clock, Events, RLock, SignalsHeld
 from .interrupts import Interrupts
@@ -33,11 +34,14 @@ TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
     from typing import Protocol
 
+    from .attribution import Attribution
+
     class _Part(Protocol):
         def start(self) -> None: ...
         def pause(self) -> None: ...
         def resume(self) -> None: ...
         def finish(self) -> None: ...
+        def forget(self) -> None: ...
         def compiler_came(self) -> None: ...
 
 
@@ -73,6 +77,7 @@ class Options:
         self.capture_range = bool(given.get("capture_range"))
         self.clean_steps = int(given.get("clean_steps", 0))
         self.graph_nodes = bool(given.get("graph_nodes", True))
+        self.attribute_steps = int(given.get("attribute_steps", 3))
         self.libcupti = given.get("libcupti")
 
 
@@ -102,6 +107,10 @@ class Agent:
         self._flushes_owed = 0
         self._control: Control | None = None
         self._parts: list[_Part] = []
+        self._attribution: Attribution | None = None
+        self.calls = Calls()
+        if self.compiler_used:
+            self.calls.compiler_came()
         self._guests: set[str] = set()
 
     @property
@@ -118,6 +127,11 @@ class Agent:
     def yielded(self) -> bool:
         """Whether CUPTI is left to another profiler."""
         return "yielded" in self._conditions
+
+    @property
+    def attributing(self) -> bool:
+        """Whether launches are attributed for now, which slows them down."""
+        return self._attribution is not None and self._attribution.attributing
 
     @property
     def driver(self) -> cupti.Cupti:
@@ -199,6 +213,8 @@ class Agent:
         """
         if self._control is not None:
             self._control.abandon()
+        self.calls.forget()
+        self._each_part("forget")
         self.spool.abandon()
         self._earlier.append(self.spool)
         inherited = self._activated and self.cupti is not None and "stopped" not in self._conditions
@@ -253,12 +269,19 @@ class Agent:
             (self._guests.add if here else self._guests.discard)(guest)
             self.set_condition("yielded", ", ".join(sorted(self._guests)) or None)
 
+    def end_operators(self) -> None:
+        """Another profiler is about to begin in this thread."""
+        if self._attribution is not None:
+            self._attribution.operators.end()
+
     def tick(self) -> float | None:
         """Act on clocks: flush, budget of seconds, duty windows. Returns seconds until the next look, None = never."""
         if not self._activated or "stopped" in self._conditions:
             return None
         self._flush()
         self._write_marks()
+        if self._attribution is not None:
+            self._attribution.tick()
         waits = [FLUSH_SECONDS]
         age = Clock.monotonic() - self._began
         if self.options.max_seconds:
@@ -371,10 +394,18 @@ class Agent:
         from . import graphs, guests, steps
 
         follow = self.options.capture_range and not guests.watch_cudart(self, sys.modules.get("torch"))
-        if self.options.graph_nodes or follow:
-            self._parts.append(graphs.Subscription(self, follow))
+        if self.options.graph_nodes or follow or self.options.attribute_steps:
+            subscription = graphs.Subscription(self, follow)
+            if self.options.attribute_steps:
+                from .attribution import Attribution
+
+                self._attribution = subscription.attribution = Attribution(self, subscription)
+                self._parts.append(self._attribution)  # first: it must let go before the subscription does
+            self._parts.append(subscription)
         if self.options.clean_steps:
             self._parts.append(steps.Steps(self))
+        if self.compiler_used:
+            guests.hide_from_dynamo()
         self._each_part("start")
 
     def _each_part(self, what: str) -> None:
@@ -385,6 +416,7 @@ class Agent:
         """Something is about to be compiled: no Python hook of ours may end up in a compiled frame's guards."""
         if not self.compiler_used:
             self.compiler_used = True
+            self.calls.compiler_came()
             self._each_part("compiler_came")
 
     def _finish_in_workers(self) -> None:

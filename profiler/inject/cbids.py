@@ -91,6 +91,12 @@ DRIVER = {
     800: "cuCtxSynchronize",
 }
 
+#: Driver calls that launch kernels or graphs, called back while launches are attributed: what the runtime launches goes
+#: through them, too, under the same correlation id.
+LAUNCHES = frozenset(number for number, name in DRIVER.items() if name.startswith(("cuLaunch", "cuGraphLaunch")))
+
+DRIVER_LAUNCH_KERNEL = 307
+
 #: Calls watched through the callback API for ``--capture-range``.
 RUNTIME_PROFILER_START, RUNTIME_PROFILER_STOP = 171, 172
 DRIVER_PROFILER_START, DRIVER_PROFILER_STOP = 308, 309

@@ -201,9 +201,17 @@ class Cupti:
         self._call("cuptiSubscribe", ctypes.byref(self._subscriber), callback, None)
         self._callback = callback
         for domain, cbid in points:
-            self._call(
-                "cuptiEnableCallback", ctypes.c_uint32(1), self._subscriber, ctypes.c_int(domain), ctypes.c_uint32(cbid)
-            )
+            self.watch(domain, cbid, True)
+
+    def watch(self, domain: int, cbid: int, on: bool) -> None:
+        """Begin or end calling the subscriber back at a point."""
+        self._call(
+            "cuptiEnableCallback",
+            ctypes.c_uint32(on),
+            self._subscriber,
+            ctypes.c_int(domain),
+            ctypes.c_uint32(cbid),
+        )
 
     def unsubscribe(self) -> None:
         """Give the subscription up, so that another profiler can take it."""

@@ -1,22 +1,28 @@
-"""CUPTI's callback API: graph nodes as they are created and cloned, and cudaProfilerStart/Stop.
+"""CUPTI's callback API: graph nodes as they are created and cloned, cudaProfilerStart/Stop, launches for a while.
 
 A replayed kernel's record carries the id of the *cloned* node; "cloned from" leads back to the node that
-was created at capture. Callbacks fire at capture and instantiation only, never on a launch.
+was created at capture. These callbacks fire at capture and instantiation only, never on a launch; those of launches
+are on in the windows of attribution.py.
 """
 
 from __future__ import annotations
 
 import ctypes
+import sys
 
 from . import cbids, cupti
-from .events import Clock, RLock
+from .events import Clock, RLock, get_ident
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
+    from types import FrameType
+
     from .agent import Agent
+    from .attribution import Attribution
 
 _NODE_CREATED, _NODE_CLONED = 13, 20
 _BATCH = 512
+_THREAD_BITS = 0xFFFFFFFF
 
 
 class _ResourceData(ctypes.Structure):
@@ -57,7 +63,8 @@ class Subscription:
                 (cupti.DOMAIN_DRIVER_API, cbids.DRIVER_PROFILER_START),
                 (cupti.DOMAIN_DRIVER_API, cbids.DRIVER_PROFILER_STOP),
             ]
-        self._nodes: list[list[int]] = []  # [node id, source node id, graph id, unix ns]
+        self.attribution: Attribution | None = None
+        self._nodes: list[tuple[int, ...]] = []  # node, source node, graph, unix ns, module, stack, thread
         self._nodes_lock = RLock()
         self._held = False
 
@@ -77,8 +84,8 @@ class Subscription:
         """Give the subscription to a guest."""
         self._write_nodes()
         if self._held:
-            self._agent.driver.unsubscribe()
             self._held = False
+            self._agent.driver.unsubscribe()
 
     def resume(self) -> None:
         """Take it back."""
@@ -91,23 +98,48 @@ class Subscription:
         """Write what is left; nothing may call back into an interpreter that is ending."""
         self.pause()
 
+    def forget(self) -> None:
+        """In a forked child CUPTI calls nobody back."""
+
+    def watch_launches(self, on: bool) -> None:
+        """Begin or end calling back at launches. Raises CuptiError where none can be."""
+        if not self._held:
+            raise cupti.CuptiError("another profiler has the subscription")
+        refused = None
+        for cbid in cbids.LAUNCHES:
+            try:
+                self._agent.driver.watch(cupti.DOMAIN_DRIVER_API, cbid, on)
+            except cupti.CuptiError as error:  # an id newer than this library
+                refused = error
+                if cbid == cbids.DRIVER_LAUNCH_KERNEL:
+                    raise
+        if refused is not None and on:
+            self._agent.spool.event(ev="refused", what={"callbacks of some launches": str(refused)})
+
     def _called(self, _user: int | None, domain: int, cbid: int, data: int) -> None:
         try:
             if domain == cupti.DOMAIN_RESOURCE:
-                self._node(cbid, data)
+                self._node(cbid, data, sys._getframe().f_back)
+            elif cbid in cbids.LAUNCHES and domain == cupti.DOMAIN_DRIVER_API:
+                if self.attribution is not None:
+                    self.attribution.launched(data, sys._getframe().f_back)
             else:
                 self._profiler_call(cbid, _CallbackData.from_address(data).site)
         except BaseException as error:
             if not self._agent.interrupts.owe(error):
                 self._agent.spool.event(ev="fault", where="graphs", text=str(error))
 
-    def _node(self, cbid: int, data: int) -> None:
+    def _node(self, cbid: int, data: int, frame: FrameType | None) -> None:
         graph = _GraphData.from_address(_ResourceData.from_address(data).descriptor)
         driver = self._agent.driver
         source = driver.graph_node_id(graph.original_node) if cbid == _NODE_CLONED and graph.original_node else 0
         owner = driver.graph_id(graph.graph) if graph.graph else 0
+        at, module, stack = Clock.unix_ns(), -1, -1
+        if self.attribution is not None and cbid == _NODE_CREATED:
+            module, stack = self.attribution.node_created(frame)
+        row = (driver.graph_node_id(graph.node), source, owner, at, module, stack, get_ident() & _THREAD_BITS)
         with self._nodes_lock:
-            self._nodes.append([driver.graph_node_id(graph.node), source, owner, Clock.unix_ns()])
+            self._nodes.append(row)
             full = len(self._nodes) >= _BATCH
         if full:
             self._write_nodes()

@@ -7,10 +7,12 @@ callbacks are gone: so we step aside before it prepares and register again after
 from __future__ import annotations
 
 import functools
+import sys
+from types import CodeType, FunctionType
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
     from types import ModuleType
     from typing import Any
 
@@ -21,12 +23,18 @@ def watch_torch(agent: Agent, module: ModuleType) -> None:
     """Wrap ``torch.autograd.profiler``, which every torch.profiler session goes through."""
 
     def yield_to_it(*args: object) -> None:
+        agent.end_operators()  # a thread has one profiler at a time, whatever it looks at
         if _uses_gpu(args):
             agent.host("torch.profiler", True)
 
     for name in ("_prepare_profiler", "_enable_profiler"):
         _around(module, name, before=yield_to_it)
     _around(module, "_disable_profiler", after=lambda *args: agent.host("torch.profiler", False))
+
+
+def watch_torch_legacy(agent: Agent, module: ModuleType) -> None:
+    """Wrap torch's first profiler, which is the one that we use for operators."""
+    _around(module, "_enable_profiler_legacy", before=lambda *args: agent.end_operators())
 
 
 def watch_torch_monitor(agent: Agent, module: ModuleType) -> None:
@@ -57,11 +65,36 @@ def watch_cudart(agent: Agent, torch: ModuleType | None) -> bool:
 
 def watch_dynamo(agent: Agent, module: ModuleType) -> None:
     """Wrap ``torch._dynamo.eval_frame``: every torch.compile makes an OptimizeContext before it traces anything."""
+    hide_from_dynamo()
     context = getattr(module, "OptimizeContext", None)
     if context is None:
         agent.compiler_came()
         return
     _around(context, "__init__", before=lambda *args: agent.compiler_came())
+
+
+def hide_from_dynamo() -> None:
+    """Have no function of ours compiled when CUPTI calls it back in the middle of a program that is."""
+    skip = getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None)
+    if skip is None:
+        return
+    package = __name__.rpartition(".")[0]
+    for name, module in list(sys.modules.items()):
+        if name.startswith(package + "."):
+            waiting = list(_functions(vars(module), module.__name__))
+            while waiting:
+                code = waiting.pop()
+                skip(code)
+                waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+
+
+def _functions(names: Mapping[str, Any], module: str) -> Iterator[CodeType]:
+    for value in list(names.values()):
+        inner = getattr(value, "fget", None) or getattr(value, "__func__", value)
+        if isinstance(value, type) and value.__module__ == module:
+            yield from _functions(vars(value), module)
+        elif isinstance(inner, FunctionType) and inner.__module__ == module:
+            yield inner.__code__
 
 
 def _uses_gpu(arguments: tuple[object, ...]) -> bool:

@@ -123,6 +123,12 @@ def _after_torch_profiler(module: "ModuleType") -> None:
     guests.watch_torch(the_agent(), module)
 
 
+def _after_torch_legacy(module: "ModuleType") -> None:
+    from . import guests
+
+    guests.watch_torch_legacy(the_agent(), module)
+
+
 def _after_torch_monitor(module: "ModuleType") -> None:
     from . import guests
 
@@ -141,13 +147,28 @@ def _after_dynamo(module: "ModuleType") -> None:
     guests.watch_dynamo(the_agent(), module)
 
 
+def _after_torch_nvtx(module: "ModuleType") -> None:
+    from . import nvtx
+
+    nvtx.watch_torch(module)
+
+
+def _after_nvtx(module: "ModuleType") -> None:
+    from . import nvtx
+
+    nvtx.watch_package(module)
+
+
 #: Module -> what to do when it has been imported.
 _WATCHED: "dict[str, Callable[[ModuleType], None]]" = {
     "torch.autograd.profiler": _after_torch_profiler,
+    "torch.autograd.profiler_legacy": _after_torch_legacy,
     "triton.profiler.profile": _after_proton,
     "torch.profiler._cupti_monitor": _after_torch_monitor,
     "torch._dynamo.eval_frame": _after_dynamo,
     "torch.cuda": _after_torch_cuda,
+    "torch.cuda.nvtx": _after_torch_nvtx,
+    "nvtx.nvtx": _after_nvtx,
     "cupy": _activate,
     "numba.cuda": _activate,
     "jax": _activate,

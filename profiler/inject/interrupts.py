@@ -38,7 +38,7 @@ class Interrupts:
 
     def owe(self, error: BaseException | None) -> bool:
         """Keep the exception if it is the program's; False when it is our own, or cannot be raised again."""
-        if error is None or (isinstance(error, Exception) and _is_ours(error)):
+        if error is None or (isinstance(error, Exception) and is_ours(error)):
             return False
         if sys.getprofile() not in (None, self._pay):
             return False
@@ -57,7 +57,8 @@ class Interrupts:
             raise owed
 
 
-def _is_ours(error: Exception) -> bool:
+def is_ours(error: BaseException) -> bool:
+    """Whether it was raised by code of ours, and not by a signal handler of the program's that came in between."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

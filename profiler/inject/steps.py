@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 
-from .events import Clock
+from .events import Clock, get_ident
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ class Steps:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._wanted = agent.options.clean_steps
-        self._depth = 0
         self._count = 0
         self._clean = 0
-        self._pending: deque[tuple[str, bool, int, Any]] = deque()  # (kind, traced, unix ns, event)
-        self._undo: list[tuple[Any, str, Any]] = []
+        # (kind, traced, unix ns, event); traced is None where launches are called back: not what tracing costs.
+        self._pending: deque[tuple[str, bool | None, int, Any]] = deque()
+        self._replay: Any = None  # CUDAGraph's own, while it is hooked
         self._active = False
 
     def start(self) -> None:
@@ -48,11 +48,9 @@ class Steps:
             self._say("clean steps need torch: this program's steps are not known")
             return
         self._torch = torch
-        self._hook(torch.cuda.CUDAGraph, "replay", "graph_replay")
-        if self._agent.compiler_used:
+        self._hook_replay(torch.cuda.CUDAGraph)
+        if not self._agent.calls.want(self):
             self._say(_COMPILER_NOTE)
-        else:
-            self._hook(torch.nn.Module, "__call__", "forward")
         self._active = True
 
     def pause(self) -> None:
@@ -62,10 +60,8 @@ class Steps:
         """See pause."""
 
     def compiler_came(self) -> None:
-        """Take the hook out of nn.Module before anything is compiled; graph replays are not traced through."""
-        for hook in [h for h in self._undo if h[1] == "__call__"]:
-            setattr(*hook)
-            self._undo.remove(hook)
+        """The agent has taken the hook out of nn.Module; graph replays are not traced through."""
+        if self._active:
             self._say(_COMPILER_NOTE)
 
     def finish(self) -> None:
@@ -74,30 +70,44 @@ class Steps:
             self._read(0)
             self._unhook()
 
-    def _hook(self, owner: Any, name: str, kind: str) -> None:
-        original = getattr(owner, name)
-        steps = self
+    def forget(self) -> None:
+        """In a forked child: no step is timed."""
+        self._pending.clear()
+        if self._active:
+            self._unhook()
 
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if steps._depth or not steps._active:
+    def step_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See calls.py."""
+        self._begin("forward")
+
+    def step_ends(self) -> None:
+        """Steps are timed from begin to begin."""
+
+    def _hook_replay(self, owner: Any) -> None:
+        original = owner.replay
+        steps, calls = self, self._agent.calls
+
+        def replay(*args: Any, **kwargs: Any) -> Any:
+            thread = get_ident()
+            if not steps._active or not calls.enter(thread):
                 return original(*args, **kwargs)
-            steps._depth = 1
             try:
-                steps._begin(kind)
+                steps._begin("graph_replay")
                 return original(*args, **kwargs)
             finally:
-                steps._depth = 0
+                calls.leave(thread)
 
-        wrapper.__name__, wrapper.__doc__ = name, original.__doc__
-        wrapper.__wrapped__ = original  # type: ignore[attr-defined]
-        setattr(owner, name, wrapper)
-        self._undo.append((owner, name, original))
+        replay.__doc__ = original.__doc__
+        replay.__wrapped__ = original  # type: ignore[attr-defined]
+        owner.replay = replay
+        self._replay = original
 
     def _unhook(self) -> None:
         self._active = False
-        for owner, name, original in self._undo:
-            setattr(owner, name, original)
-        self._undo = []
+        self._agent.calls.release(self)
+        if self._replay is not None:
+            self._torch.cuda.CUDAGraph.replay = self._replay
+            self._replay = None
 
     def _begin(self, kind: str) -> None:
         try:
@@ -112,9 +122,9 @@ class Steps:
                 return
             event = cuda.Event(enable_timing=True)
             event.record()
-            traced = self._agent.state == "traced"
+            traced = None if self._agent.attributing else self._agent.state == "traced"
             self._pending.append((kind, traced, Clock.unix_ns(), event))
-            if not traced and self._agent.state == "clean":
+            if traced is False and self._agent.state == "clean":
                 self._clean += 1
             if len(self._pending) > 4 * _SETTLE_STEPS:
                 self._read(_SETTLE_STEPS)
@@ -142,7 +152,8 @@ class Steps:
             following = self._pending[1][3]
             if not following.query():
                 break
-            done.append([kind, traced, at, int(event.elapsed_time(following) * 1e6)])
+            if traced is not None:
+                done.append([kind, traced, at, int(event.elapsed_time(following) * 1e6)])
             self._pending.popleft()
         if done:
             self._agent.spool.event(ev="steps", steps=done)

@@ -25,7 +25,7 @@ typedef void (*Callback)(void *user, int domain, uint32_t cbid, const void *data
 enum { OK = 0, UNKNOWN_ERROR = 999, MULTIPLE_SUBSCRIBERS = 39 };
 enum { DRIVER = 4, RUNTIME = 5, DEVICE = 8, KERNEL = 10, KINDS = 64 };
 enum { KERNEL_BYTES = 216, CALL_BYTES = 40, DEVICE_BYTES = 184 };
-enum { LAUNCH_KERNEL = 211, PROFILER_START = 171, PROFILER_STOP = 172, CALLS = 1024 };
+enum { CU_LAUNCH_KERNEL = 307, LAUNCH_KERNEL = 211, PROFILER_START = 171, PROFILER_STOP = 172, CALLS = 1024 };
 enum { QUEUE = 64, NAMES_MAX = 10000 };
 
 typedef struct { uint8_t *data; size_t size, used; Request request; Complete complete; } Buffer;
@@ -45,7 +45,20 @@ static size_t dropped;
 static uint32_t correlation;
 static Callback subscriber;
 static void *subscriber_data;
-static uint8_t resource_on[64], profiler_on;
+static uint8_t resource_on[64], profiler_on, launches_on;
+
+/* The head of CUpti_CallbackData. */
+typedef struct {
+    int site;
+    const char *function;
+    const void *parameters;
+    void *result;
+    const char *symbol;
+    void *context;
+    uint32_t context_uid;
+    uint64_t *data;
+    uint32_t correlation;
+} Call;
 static char names[NAMES_MAX][64];
 static int names_made;
 
@@ -130,7 +143,7 @@ static void *room(size_t bytes)
 
 #define PUT(record, offset, type, value) (*(type *)((uint8_t *)(record) + (offset)) = (value))
 
-static void put_call(uint32_t cbid, uint64_t start, uint64_t end)
+static void put_call(uint32_t cbid, uint32_t correlation, uint64_t start, uint64_t end)
 {
     void *r = room(CALL_BYTES);
     if (!r)
@@ -144,7 +157,7 @@ static void put_call(uint32_t cbid, uint64_t start, uint64_t end)
     PUT(r, 32, uint32_t, correlation);
 }
 
-static void put_kernel(uint64_t start, uint64_t end, const char *name)
+static void put_kernel(uint64_t start, uint64_t end, uint32_t correlation, const char *name)
 {
     void *r = room(KERNEL_BYTES);
     if (!r)
@@ -299,7 +312,7 @@ int cuptiUnsubscribe(void *handle)
     (void)handle;
     subscriber = NULL;
     memset(resource_on, 0, sizeof resource_on);
-    profiler_on = 0;
+    profiler_on = launches_on = 0;
     return OK;
 }
 
@@ -310,6 +323,8 @@ int cuptiEnableCallback(uint32_t on, void *handle, int domain, uint32_t cbid)
         resource_on[cbid] = on;
     else if (domain == 2 && (cbid == PROFILER_START || cbid == PROFILER_STOP))
         profiler_on = on;
+    else if (domain == 1 && cbid == CU_LAUNCH_KERNEL)
+        launches_on = on;
     return OK;
 }
 
@@ -327,6 +342,14 @@ int cuptiGetGraphId(void *graph, uint32_t *id)
 
 /* ---- what the program under test calls -------------------------------------------------------- */
 
+static void call_back(int site, uint32_t correlation)
+{
+    Call call = {.site = site, .function = "cuLaunchKernel", .correlation = correlation};
+    Callback to = subscriber;
+    if (to && launches_on)
+        to(subscriber_data, 1, CU_LAUNCH_KERNEL, &call);
+}
+
 /* One launch and its kernel, recorded if that is on. */
 static void launch(const char *name)
 {
@@ -334,12 +357,17 @@ static void launch(const char *name)
     launched = 1;
     if (!frozen)
         correlation++;
+    uint32_t mine = correlation;
+    pthread_mutex_unlock(&lock);
+    call_back(0, mine);
+    pthread_mutex_lock(&lock);
     uint64_t begin = now();
     if (call_on[LAUNCH_KERNEL])
-        put_call(LAUNCH_KERNEL, begin, begin + 500);
+        put_call(LAUNCH_KERNEL, mine, begin, begin + 500);
     if (kind_on[KERNEL])
-        put_kernel(begin + 1000, begin + 3000, name);
+        put_kernel(begin + 1000, begin + 3000, mine, name);
     pthread_mutex_unlock(&lock);
+    call_back(1, mine);
 }
 
 void fake_launch(int count)

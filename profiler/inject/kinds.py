@@ -1,0 +1,52 @@
+"""Kinds of steps: the same model with inputs of about the same size. Prefill and decode are two of them."""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False  # importing typing would cost the program a millisecond
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
+    from typing import Any
+
+#: Attributes of a marked step that tell its size.
+_SIZES = ("llm.batch_size", "llm.token_usage.total")
+
+
+class Kind:
+    """One kind: steps of equal ``key`` are of the same."""
+
+    __slots__ = ("key", "text")
+
+    def __init__(self, key: Hashable, text: str) -> None:
+        self.key, self.text = key, text
+
+
+def of_call(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kind:
+    """By the module and the shape of the first tensor among its arguments, sizes to the next power of two."""
+    shape = _first_shape((*args, *kwargs.values()))
+    key = (id(module), *(size.bit_length() if type(size) is int else -1 for size in shape))
+    sizes = "x".join(str(size) if type(size) is int else "?" for size in shape)
+    return Kind(key, "%s %s" % (type(module).__name__, sizes) if sizes else type(module).__name__)
+
+
+def of_mark(name: str, attributes: Mapping[str, Any]) -> Kind:
+    """By the name of a marked step and the sizes that it tells, to the next power of two."""
+    sizes = [attributes.get(size) for size in _SIZES]
+    key = (name, *(size.bit_length() if type(size) is int else -1 for size in sizes))
+    return Kind(key, "marked %s" % name)
+
+
+def _first_shape(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    torch = sys.modules.get("torch")
+    tensor = getattr(torch, "Tensor", None)
+    if torch is None or tensor is None:
+        return ()
+    for value in values:
+        if issubclass(type(value), tensor):
+            try:
+                with torch._C.DisableTorchFunction():  # a shape that is asked for is a call that others may see
+                    return tuple(value.shape)
+            except Exception:  # a nested tensor has none
+                return ()
+    return ()
