@@ -89,7 +89,7 @@ class Figure:
     """A drawing described by the table it shows: ``reports/figures.py`` knows how to draw each kind."""
 
     id: str
-    kind: Literal["heatmap", "bars", "stack", "line", "table", "matrix", "panels", "limits", "roofline"]
+    kind: Literal["heatmap", "bars", "stack", "line", "table", "matrix", "panels", "limits", "roofline", "icicle"]
     table: str  # a key of Result.tables
     x: str
     y: str  # panels: the first of all columns that are drawn

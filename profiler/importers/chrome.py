@@ -28,6 +28,8 @@ class Args(msgspec.Struct, gc=False):
     context: Any = None
     stream: Any = None
     correlation: Any = None
+    external_id: Any = msgspec.field(name="External id", default=None)
+    external_id_old: Any = msgspec.field(name="external id", default=None)
     graph_id: Any = msgspec.field(name="graph id", default=None)
     graph_node_id: Any = msgspec.field(name="graph node id", default=None)
     grid: Any = None

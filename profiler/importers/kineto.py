@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spikeprof.profiler.errors import ForeignFile
-from spikeprof.profiler.importers import chrome, kineto_columns, kineto_head
+from spikeprof.profiler.importers import chrome, kineto_columns, kineto_head, kineto_owners
 from spikeprof.profiler.importers.payload import read_payload
 from spikeprof.profiler.schema import TABLES
 from spikeprof.profiler.trace import CollectorNote, Manifest, Trace
@@ -45,15 +45,21 @@ TABLE_OF_CATEGORY = {
     "overhead": "overheads",
 }
 #: Written by torch.profiler too, but no table holds them (yet).
-_OTHER_CATEGORIES = frozenset({"python_function", "trace", "gpu_user_annotation", "cuda_profiler_range"})
+_OTHER_CATEGORIES = frozenset({"trace", "gpu_user_annotation", "cuda_profiler_range"})
+_FUNCTIONS = "python_function"
 _MODULE_PREFIX = "nn.Module: "
 _STEP_PREFIX = "ProfilerStep#"
 _MARKS = ("Iteration Start: ", "Record Window End")
 #: Phases that are not stretches of time: metadata and flow arrows.
 _SILENT_PHASES = frozenset({"M", "s", "t", "f"})
 
+#: Made from others.
+_NOT_RECORDED = ("processes", "devices", "modules", "stacks", "origins", "kernel_owners")
+
 #: Present even when empty: torch.profiler would have recorded them, had there been any.
 _ALWAYS = ("processes", "devices", "kernels", "memory_ops", "runtime_calls")
+
+_NO_IDS = np.empty(0, np.int64)
 
 #: A start of exactly 0 that lies this far before all others is no time but a record never filled in.
 _ZERO_GAP_NS = 3600 * NS_PER_S
@@ -77,7 +83,8 @@ def read_kineto(path: Path) -> Trace:
         for name in TABLES
         if name in _ALWAYS or (name in tables and len(tables[name]))
     }
-    records = sum(len(finished[n]) for n in finished if n not in ("processes", "devices"))
+    finished |= _owners(tables, finished, processes)
+    records = sum(len(finished[n]) for n in finished if n not in _NOT_RECORDED)
     notes = (*head.notes, *processes.notes, *_notes(gathered, finished, head.base_time_ns + origin_ns))
     manifest = Manifest(
         source="torch.profiler",
@@ -90,6 +97,19 @@ def read_kineto(path: Path) -> Trace:
         notes=notes,
     )
     return Trace(manifest, finished)
+
+
+def _owners(
+    tables: dict[str, pa.Table], finished: dict[str, pa.Table], processes: kineto_columns.Processes
+) -> dict[str, pa.Table]:
+    """The tables of who launched what; not part of what was recorded."""
+    frames = tables.get(kineto_columns.FRAMES)
+    if frames is not None:
+        frames = frames.append_column("rank", pa.array(processes.ranks(frames.column("pid").to_numpy())))
+    external = {name: tables[name].column("external_id").to_numpy() for name in ("kernels", "ops") if name in tables}
+    return kineto_owners.owner_tables(
+        finished, frames, {name: external.get(name, _NO_IDS) for name in ("kernels", "ops")}
+    )
 
 
 @dataclass
@@ -140,8 +160,8 @@ def _table_of(event: chrome.Event) -> str:
     name = event.name
     if table == "ops" and isinstance(name, str) and name.startswith(_STEP_PREFIX):
         return "ranges"
-    if category == "python_function" and isinstance(name, str) and name.startswith(_MODULE_PREFIX):
-        return "ranges"
+    if category == _FUNCTIONS:
+        return "ranges" if isinstance(name, str) and name.startswith(_MODULE_PREFIX) else kineto_columns.FRAMES
     return table
 
 

@@ -20,6 +20,9 @@ Columns = dict[str, Any]
 #: Tables of the host, whose ``pid`` is a process; elsewhere Kineto writes the device there.
 HOST_TABLES = ("runtime_calls", "ops", "ranges")
 
+#: Calls of Python functions, from which stacks are made: no table of a trace.
+FRAMES = "frames"
+
 _COPY = re.compile(r"Memcpy (\w+to\w+|PtoP)\b(?: \((.+?) -> (.+?)\))?|Copy(Host|Device)To(Host|Device)")
 _COPY_KINDS = frozenset({"HtoD", "DtoH", "DtoD", "HtoH", "PtoP", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA"})
 _MEMSET = re.compile(r"Memset(?: \((.+?)\))?|FillBuffer")
@@ -124,6 +127,7 @@ def _kernels(events: Sequence[Event], args: Sequence[Args]) -> Columns:
     grid, block = _triples([a.grid for a in args]), _triples([a.block for a in args])
     return _on_gpu(events, args) | {
         "name": _names(events),
+        "external_id": _external(args),
         **{f"grid_{axis}": _int32(grid[:, i]) for i, axis in enumerate("xyz")},
         **{f"block_{axis}": _int32(block[:, i]) for i, axis in enumerate("xyz")},
         "registers_count": _int32(ints([a.registers for a in args])),
@@ -148,9 +152,14 @@ def _runtime_calls(events: Sequence[Event], args: Sequence[Args]) -> Columns:
 def _ops(events: Sequence[Event], args: Sequence[Args]) -> Columns:
     return _on_host(events) | {
         "name": _names(events),
+        "external_id": _external(args),
         "input_shapes": pa.array([_json(a.input_dims) or _json(a.input_dims_old) for a in args], pa.string()),
         "input_dtypes": pa.array([_json(a.input_types) for a in args], pa.string()),
     }
+
+
+def _frames(events: Sequence[Event], _args: Sequence[Args]) -> Columns:
+    return _on_host(events) | {"name": _names(events)}
 
 
 def _ranges(events: Sequence[Event], args: Sequence[Args]) -> Columns:
@@ -186,6 +195,7 @@ _READERS: dict[str, Callable[[Sequence[Event], Sequence[Args]], Columns]] = {
     "runtime_calls": _runtime_calls,
     "ops": _ops,
     "ranges": _ranges,
+    FRAMES: _frames,
     "syncs": _syncs,
     "overheads": _overheads,
 }
@@ -207,6 +217,10 @@ def _on_gpu(events: Sequence[Event], args: Sequence[Args]) -> Columns:
 
 def _on_host(events: Sequence[Event]) -> Columns:
     return {"pid": ints([e.pid for e in events]), "thread_id": threads([e.tid for e in events])}
+
+
+def _external(args: Sequence[Args]) -> Ints:
+    return ints([a.external_id if a.external_id is not None else a.external_id_old for a in args])
 
 
 def _correlation(args: Sequence[Args]) -> Ints:
