@@ -21,8 +21,9 @@ unfused-chain
 What it means: kernels that follow one another write to memory what the next one only reads again. One kernel in their
 place would keep it in registers.
 
-How it is found: fusing would save at least ``min_saved_share`` of the chain's DRAM traffic, which is known to
-``max_spread_share`` of itself or better, the chain takes at least ``min_time_share`` of the kernels' time, and by the
+How it is found: fusing would save at least ``min_saved_share`` of the chain's DRAM traffic, which is at least
+``min_traffic_bytes`` a run without that of the product in front (less says nothing: it runs in L2), and known to
+``max_spread_share`` of itself or better; the chain takes at least ``min_time_share`` of the kernels' time, and by the
 model's graph no other kernel reads the intermediates. Where there is no such graph this was not checked, and the
 finding is a note only. The time it may save is the saved bytes at the rate that those kernels reach now, which leaves
 at least what the remaining traffic takes at DRAM's peak.
@@ -36,10 +37,10 @@ What it means: kernels that follow one another are so short that each takes litt
 to end. What they move is of no matter, and may lie in L2 all the time: one kernel in their place would take about as
 long as one of them.
 
-How it is found: a chain has at least ``min_short_count`` kernels, the product in front not counted, none takes more
-than ``max_short_ns``, and the chain takes at least ``min_short_time_share`` of the kernels' time. The time it may save
-is theirs, less that of the longest; behind a product, all of theirs. Whether each reads what the one before it wrote
-is not known.
+How it is found: a chain of which DRAM traffic does not tell has at least ``min_short_count`` kernels, the product in
+front not counted, none takes more than ``max_short_ns``, and the chain takes at least ``min_short_time_share`` of the
+kernels' time. The time it may save is theirs, less that of the longest; behind a product, all of theirs. Whether each
+reads what the one before it wrote is not known.
 
 What to do: compile the module or use a fused operator, as for ``unfused-chain``. A CUDA graph shortens the gaps between
 such kernels, not the kernels.
@@ -53,10 +54,11 @@ from typing import ClassVar
 
 from spikeprof.analyzers.base import Basis, Evidence, Finding, Info, Result, Rule, Saving
 from spikeprof.analyzers.derived.counters import peaks
-from spikeprof.analyzers.derived.fusion_chains import HEADS, Chain, bound_ns, chains, find_runs
+from spikeprof.analyzers.derived.fusion_chains import HEADS, Chain, bound_ns, chains, find_runs, light_ns
 from spikeprof.analyzers.derived.fusion_consumers import readers
 from spikeprof.analyzers.derived.fusion_tables import (
     Kernels,
+    Saves,
     chain_table,
     kernel_table,
     kernels,
@@ -83,7 +85,7 @@ class FusionCoverage:
     min_known_share: float = 0.5  # of the time, for coverage by bytes to be stated
     min_saved_share: float = 0.35
     max_spread_share: float = 0.5
-    min_traffic_bytes: int = 1_048_576  # below it a chain's DRAM traffic says nothing: it runs in L2
+    min_traffic_bytes: int = 1_048_576
     min_time_share: float = 0.02
     min_short_count: int = 3
     max_short_ns: int = 5_000
@@ -123,9 +125,9 @@ class FusionCoverage:
         runs = find_runs(trace, of.of, of.work, self.max_gap_ns)
         found = chains(trace, of.of, of.work, of.moved, runs, self.top_chains_count, self.min_read_share)
         read_by = readers(trace, found, of.owners)
-        bounds = self._bounds(trace, of, found)
+        saves = self._saves(trace, of, found)
         known_bytes = any(one.saved_bytes is not None for one in found) or bool(of.moved.known.any())
-        findings = tuple(self._findings(of, found, read_by, bounds))
+        findings = tuple(self._findings(of, found, read_by, saves))
         length_ns = trace.column("kernels", "end_ns") - trace.column("kernels", "start_ns")
         return Result(
             self.info.id,
@@ -136,45 +138,46 @@ class FusionCoverage:
             tables={
                 "verdicts": verdict_table(of),
                 "kernels": kernel_table(of, self.top_count),
-                "chains": chain_table(of, found, read_by, bounds),
-                "members": member_table(of, found, self.min_read_share),
+                "chains": chain_table(of, found, read_by, saves),
+                "members": member_table(of, found, saves, self.min_read_share),
             },
         )
 
-    @staticmethod
-    def _bounds(trace: Trace, of: Kernels, found: Sequence[Chain]) -> list[float]:
-        """For each chain, the most that fusing it saves of one run's time, in ns."""
+    def _saves(self, trace: Trace, of: Kernels, found: Sequence[Chain]) -> list[Saves]:
+        """For each chain, the most that fusing it saves of one run's time."""
         rates = {device: peak.dram_bytes_per_s for device, peak in peaks(trace).items()}
-        devices = [int(of.of.device[one.members[0]]) for one in found]
-        return [
-            bound_ns(one, of.work, of.moved, rates.get(device, float("nan")))
-            for one, device in zip(found, devices, strict=True)
-        ]
+        saves = []
+        for one in found:
+            lengths, light = light_ns(one, of.work), one.light_bytes
+            if light is not None and light >= self.min_traffic_bytes:
+                rate = rates.get(int(of.of.device[one.members[0]]), float("nan"))
+                saves.append(Saves(True, bound_ns(one, of.work, of.moved, rate), "traffic"))
+            elif len(lengths) >= self.min_short_count and max(lengths) <= self.max_short_ns:
+                stays = max(lengths) if len(lengths) == len(one.members) else 0.0
+                saves.append(Saves(False, sum(lengths) - stays, "time"))
+            else:
+                saves.append(Saves(False, None, ""))
+        return saves
 
     def _findings(
-        self, of: Kernels, found: Sequence[Chain], read_by: Sequence[str], bounds: Sequence[float]
+        self, of: Kernels, found: Sequence[Chain], read_by: Sequence[str], saves: Sequence[Saves]
     ) -> Iterator[Finding]:
-        total = max(int(of.of.total_ns.sum()), 1)
-        asked = list(zip(found, read_by, bounds, [one.total_ns / total for one in found], strict=True))
-        heavy = [one for one in asked if self._is_heavy(*one)]
-        yield from (self._unfused(of, *one) for one in heavy[: self.max_findings_count])
-        named = {id(one) for one, *_ in heavy}
-        short = [(one, share) for one, _, _, share in asked if id(one) not in named and self._is_short(of, one, share)]
-        yield from (self._short(of, *one) for one in short[: self.max_findings_count])
+        asked = list(zip(found, read_by, saves, strict=True))
+        heavy = [(one, who, save) for one, who, save in asked if save.told and self._is_heavy(of, one, who)]
+        yield from (self._unfused(of, *each) for each in heavy[: self.max_findings_count])
+        short = [
+            (one, save)
+            for one, _, save in asked
+            if save.why == "time" and _time_share(of, one) >= self.min_short_time_share
+        ]
+        yield from (self._short(of, *each) for each in short[: self.max_findings_count])
 
-    def _is_heavy(self, one: Chain, read_by: str, _bound: float, time_share: float) -> bool:
-        share, traffic = one.saved_share, one.traffic_bytes
-        if share is None or traffic is None or read_by == "others_too":
-            return False
-        known = traffic >= self.min_traffic_bytes and one.spread_bytes <= self.max_spread_share * traffic
-        return known and share >= self.min_saved_share and time_share >= self.min_time_share
+    def _is_heavy(self, of: Kernels, one: Chain, read_by: str) -> bool:
+        share, traffic = one.saved_share or 0.0, one.traffic_bytes or 0.0
+        known = one.spread_bytes <= self.max_spread_share * traffic and read_by != "others_too"
+        return known and share >= self.min_saved_share and _time_share(of, one) >= self.min_time_share
 
-    def _is_short(self, of: Kernels, one: Chain, time_share: float) -> bool:
-        lengths = _vanishing(of, one)
-        short = len(lengths) >= self.min_short_count and max(lengths) <= self.max_short_ns
-        return short and time_share >= self.min_short_time_share
-
-    def _unfused(self, of: Kernels, one: Chain, read_by: str, bound: float, time_share: float) -> Finding:
+    def _unfused(self, of: Kernels, one: Chain, read_by: str, save: Saves) -> Finding:
         traffic, saves = one.traffic_bytes or 0.0, one.saved_bytes or 0.0
         checked = read_by == "chain_only"
         basis: Basis = "modelled" if one.source == "modelled" or checked else "inferred"
@@ -182,8 +185,9 @@ class FusionCoverage:
             Evidence("saved_share", saves / traffic, self.min_saved_share, "min_saved_share", basis),
             Evidence("traffic_bytes", traffic, basis="measured" if one.source == "counted" else "modelled"),
             Evidence("fused_traffic_bytes", traffic - saves, basis=basis),
-            Evidence("gpu_time_share", time_share, self.min_time_share, "min_time_share"),
-            *_sizes(one),
+            Evidence("gpu_time_share", _time_share(of, one), self.min_time_share, "min_time_share"),
+            Evidence("members_count", len(one.members)),
+            Evidence("runs_count", one.runs_count),
         )
         return Finding(
             "unfused-chain",
@@ -191,33 +195,31 @@ class FusionCoverage:
             _scope(of, one),
             evidence,
             _action(of, one) + ("" if checked else _CHECK),
-            Saving(int(bound * one.runs_count), "local"),
+            _saving(one, save),
         )
 
-    def _short(self, of: Kernels, one: Chain, time_share: float) -> Finding:
-        lengths = _vanishing(of, one)
-        left = 0.0 if len(lengths) < len(one.members) else max(lengths)
+    def _short(self, of: Kernels, one: Chain, save: Saves) -> Finding:
+        lengths = light_ns(one, of.work)
         evidence = (
             Evidence("members_count", len(lengths), self.min_short_count, "min_short_count"),
             Evidence("longest_ns", max(lengths), self.max_short_ns, "max_short_ns"),
-            Evidence("gpu_time_share", time_share, self.min_short_time_share, "min_short_time_share"),
+            Evidence("gpu_time_share", _time_share(of, one), self.min_short_time_share, "min_short_time_share"),
             Evidence("runs_count", one.runs_count),
         )
-        saving = Saving(int((sum(lengths) - left) * one.runs_count), "local")
-        return Finding("short-chain", "info", _scope(of, one), evidence, _action(of, one) + _CHECK, saving)
+        action = _action(of, one) + _CHECK
+        return Finding("short-chain", "info", _scope(of, one), evidence, action, _saving(one, save))
 
 
-def _vanishing(of: Kernels, one: Chain) -> list[float]:
-    """Mean durations of the members that a fused kernel replaces: all but the product in front."""
-    return [ns for ns, member in zip(one.member_ns, one.members, strict=True) if of.work[member].kind not in HEADS]
+def _time_share(of: Kernels, one: Chain) -> float:
+    return one.total_ns / max(int(of.of.total_ns.sum()), 1)
+
+
+def _saving(one: Chain, save: Saves) -> Saving:
+    return Saving(int((save.bound_ns or 0.0) * one.runs_count), "local")
 
 
 def _scope(of: Kernels, one: Chain) -> dict[str, str | int]:
     return {"kernel": of.of.names[one.members[0]], "next_kernel": of.of.names[one.members[1]]}
-
-
-def _sizes(one: Chain) -> tuple[Evidence, ...]:
-    return Evidence("members_count", len(one.members)), Evidence("runs_count", one.runs_count)
 
 
 def _action(of: Kernels, one: Chain) -> str:

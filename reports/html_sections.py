@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spikeprof.analyzers.base import Result
-from spikeprof.reports import caches, steps
+from spikeprof.reports import caches, fusion, steps
 from spikeprof.reports import counter_figures as counters
 from spikeprof.reports import figures as fig
 from spikeprof.reports import format as fmt
@@ -31,6 +31,7 @@ _OWN_SECTIONS = (
     "kernel-latency",
     "cache-miss",
     "fusion-boundary",
+    "fusion-coverage",
     "launch-gaps",
     "topology",
     "model-graph",
@@ -79,6 +80,7 @@ def sections(report: Report, unit: tuple[float, str]) -> list[Section]:
         _kernel_section(report),
         _caches_section(report, unit),
         _occupancy_section(report),
+        _fusion_section(report),
         _idle_section(report),
         *_other_sections(report, unit),
         _graph_section(report),
@@ -191,13 +193,24 @@ def _caches_section(report: Report, unit: tuple[float, str]) -> Section:
 
 
 def _occupancy_section(report: Report) -> Section:
-    name = "Occupancy and fusion"
+    name = "Occupancy and neighbours"
     section, result = _of_analyzer(report, "fusion-boundary", Section("occupancy", "Occupancy", name))
     if result is None:
         return section
     section.count = occ.summary(result)
     section.lead = " ".join(occ.notes(result))
     for caption, table in occ.tables(result).items():
+        section.add(html_table(caption, table))
+    return section
+
+
+def _fusion_section(report: Report) -> Section:
+    section, result = _of_analyzer(report, "fusion-coverage", Section("fusion", "Fusion", "Fusion"))
+    if result is None:
+        return section
+    section.count = fusion.summary(result)
+    section.lead = " ".join(fusion.notes(result))
+    for caption, table in fusion.tables(result).items():
         section.add(html_table(caption, table))
     return section
 

@@ -23,7 +23,8 @@ _ANALYZER_TITLES = {
     "kernel-latency": "Kernel latency",
     "launch-gaps": "Launch gaps",
     "cache-miss": "Caches and DRAM",
-    "fusion-boundary": "Occupancy and fusion",
+    "fusion-boundary": "Occupancy and neighbours",
+    "fusion-coverage": "Fusion",
     "model-graph": "Model graph",
 }
 
@@ -186,6 +187,10 @@ _CAPTIONS = {
     "cache-balance": ("Where the counts went", ""),
     "occupancy": ("Kernels by time, with their theoretical occupancy", ""),
     "neighbours": ("Neighbours by time, and what one kernel in place of two would need at most", ""),
+    "fusion-chains": ("Chains by time, with what fusing them would save", ""),
+    "fusion-members": ("Kernels of these chains, per launch", ""),
+    "fusion-verdicts": ("Kernels by what they do in one launch", ""),
+    "fusion-kernels": ("Kernels by time, and whether they are fused", ""),
     "link-use": ("Use of links over time", "Share of the link's rate, by the GPU that used it most."),
     "link-matrix": ("GPU to GPU", ""),
     "link-hosts": ("GPU and host", ""),

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from spikeprof.analyzers.base import Finding, Result
-from spikeprof.reports import caches, steps
+from spikeprof.reports import caches, fusion, steps
 from spikeprof.reports import format as fmt
 from spikeprof.reports import model_graph as graphs
 from spikeprof.reports import occupancy as occ
@@ -33,6 +33,7 @@ MAX_EVIDENCE = 3  # of one finding
 MAX_KERNELS = 8
 MAX_MISSING = 8
 MAX_OCCUPANCIES = 5
+MAX_CHAINS = 4
 MAX_PARTS = 5
 
 #: Stands for the space between a number and its unit until lines are broken: a character that no name holds.
@@ -95,6 +96,7 @@ def render_terminal(report: Report, console: Console) -> None:
     _kernels(screen, report)
     _caches(screen, report)
     _occupancy(screen, report)
+    _fusion(screen, report)
     _idle(screen, report)
     _graph(screen, report)
     _links(screen, report)
@@ -300,6 +302,31 @@ def _occupancy(screen: _Screen, report: Report) -> None:
     screen.prose(occ.summary(result), "dim")
     bar = "sm_active_share" if "sm_active_share" in table else "expected_sm_active_share"
     _print_classes(screen, table, _OCCUPANCY_COLUMNS, bar)
+
+
+_CHAIN_COLUMNS = (
+    _Column("runs_count", "Runs", 90),
+    _Column("total_ns", "Total"),
+    _Column("traffic_bytes", "Traffic", 74),
+    _Column("saved_share", "Saved", 60),
+    _Column("saving_ns", "At most", 100),
+    _Column("gpu_time_share", "Share"),
+)
+
+
+def _fusion(screen: _Screen, report: Report) -> None:
+    """How much is fused, and the chains that took most time; nothing where no kernel ran."""
+    result = report.result("fusion-coverage")
+    summary = fusion.summary(result) if result else ""
+    if result is None or not summary:
+        return
+    screen.heading("Fusion")
+    screen.prose(f"{summary}. {fusion.details(result)}".strip(), "dim")
+    entries = rows(fusion.longest(result, MAX_CHAINS))
+    if entries:
+        names = [str(entry["chain"]) for entry in entries]
+        columns = [c for c in _CHAIN_COLUMNS if any(entry.get(c.key) is not None for entry in entries)]
+        _print_table(screen, "Chain", columns, entries, lambda room: [clip(n, room) for n in names], "gpu_time_share")
 
 
 def _print_classes(screen: _Screen, table: PlainTable, known: Sequence[_Column], bar: str) -> None:

@@ -48,6 +48,24 @@ VERDICTS = {
     "unknown": "not known",
 }
 
+#: What a kernel does of the graph's work in one launch.
+FUSION_VERDICTS = {
+    "fused": "fused",
+    "library_fused": "fused, by a library",
+    "single": "one node",
+    "copy": "moves data",
+    "unknown": "not known",
+}
+
+#: Who reads what lies between the kernels of a chain.
+READ_BY = {"chain_only": "the chain alone", "others_too": "others, too", "not_checked": "not checked"}
+
+#: Why fusing a chain saves time.
+SAVING_FROM = {"traffic": "less traffic", "time": "fewer short kernels"}
+
+#: Where a kernel's bytes are known from.
+BYTES_FROM = {"counted": "counters", "modelled": "shapes", "unknown": "not known"}
+
 #: Titles of metrics whose name alone would not read well. All others are made from the name.
 METRIC_TITLES: dict[str, str] = {
     "busy_ns": "Busy time",
@@ -215,6 +233,34 @@ METRIC_TITLES: dict[str, str] = {
     "shared_sum_bytes": "Shared memory of both",
     "tail_share": "Room left empty",
     "thread_registers_share": "Of a thread's registers",
+    "bytes_from": "Bytes from",
+    "chain": "Chain",
+    "chain_id": "Chain",
+    "chained_time_share": "Kernel time in chains",
+    "does": "Does",
+    "fused_bytes_share": "Fused, of the bytes of fusible kernels",
+    "fused_launches_share": "Fused, of the launches of fusible kernels",
+    "fused_of_all_bytes_share": "Fused, of all kernels' bytes",
+    "fused_of_all_launches_share": "Fused, of all launches",
+    "fused_of_all_time_share": "Fused, of all kernels' time",
+    "fused_time_share": "Fused, of the time of fusible kernels",
+    "fused_traffic_bytes": "DRAM traffic if fused",
+    "fusible_time_share": "Kernel time of fusible kernels",
+    "known_bytes_time_share": "Kernel time of known bytes",
+    "members_count": "Kernels in it",
+    "moved_bytes": "Bytes read and written",
+    "place_count": "Place",
+    "read_bytes": "Read",
+    "read_by": "Read in between by",
+    "runs_count": "Runs",
+    "saved_bytes": "Saved",
+    "saved_share": "Traffic saved",
+    "saving_from": "By",
+    "saving_ns": "Time saved at most",
+    "traffic_bytes": "DRAM traffic",
+    "unknown_time_share": "Kernel time of unknown work",
+    "why": "Why",
+    "written_bytes": "Written",
     "unknown": "Why not known",
     "utilisation_ratio": "U",
     "warps_per_sm_count": "Warps on a busy SM",

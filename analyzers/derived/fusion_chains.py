@@ -13,7 +13,7 @@ This takes each result for read once, by the chain alone; whether another kernel
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -59,6 +59,7 @@ class Chain:
     total_ns: int  # of all runs together
     member_ns: tuple[float, ...]  # means over the runs
     traffic_bytes: float | None
+    light_bytes: float | None  # of it, that of the kernels that a fused one replaces: all but the product in front
     saved_bytes: float | None
     spread_bytes: float
     source: str  # of SOURCES; the least sure of its members'
@@ -167,6 +168,7 @@ def chains(trace: Trace, of: Launches, work: Sequence[Work], moved: Traffic, run
                 int(total[kind]),
                 tuple(member_ns.tolist()),
                 float(moved.both[members].sum()) if known else None,
+                float(moved.both[members[_vanishing(members, work)]].sum()) if known else None,
                 sum(saved(moved.read[members].tolist(), moved.written[members].tolist(), min_read_share))
                 if known
                 else None,
@@ -203,12 +205,19 @@ def bound_ns(chain: Chain, work: Sequence[Work], moved: Traffic, peak: float) ->
     """
     if not chain.saved_bytes or not chain.traffic_bytes:
         return 0.0
-    vanish = [work[one].kind not in HEADS for one in chain.members]
-    their_ns = sum(ns for ns, is_so in zip(chain.member_ns, vanish, strict=True) if is_so)
-    each = moved.both[list(chain.members)]
-    their_bytes = float(each[vanish].sum())
-    if not their_bytes > 0:
+    their_ns = sum(light_ns(chain, work))
+    if not chain.light_bytes:
         return 0.0
-    floor_bytes = max(chain.traffic_bytes - chain.saved_bytes, float(each.max()))
+    floor_bytes = max(chain.traffic_bytes - chain.saved_bytes, float(moved.both[list(chain.members)].max()))
     floor_ns = 1e9 * floor_bytes / peak if peak > 0 else 0.0
-    return max(min(chain.saved_bytes / their_bytes * their_ns, their_ns, chain.mean_ns - floor_ns), 0.0)
+    return max(min(chain.saved_bytes / chain.light_bytes * their_ns, their_ns, chain.mean_ns - floor_ns), 0.0)
+
+
+def light_ns(chain: Chain, work: Sequence[Work]) -> list[float]:
+    """Mean durations of the members that a fused kernel replaces: all but the product in front."""
+    which = _vanishing(chain.members, work)
+    return [ns for ns, is_so in zip(chain.member_ns, which, strict=True) if is_so]
+
+
+def _vanishing(members: Iterable[int], work: Sequence[Work]) -> list[bool]:
+    return [work[member].kind not in HEADS for member in members]

@@ -69,8 +69,8 @@ def _work(trace: Trace, of: Launches, owners: Ints) -> list[Work]:
     for one, row in zip(*(part.tolist() for part in np.unique(of.of_kernel[rows], return_index=True)), strict=True):
         if work[one].verdict == "unknown":
             work[one] = of_operator(names[owners[rows[row]]])
-        elif not work[one].is_fused and not work[one].operators:
-            work[one] = replace(work[one], operators=(names[owners[rows[row]]],))
+        elif not work[one].is_fused:
+            work[one] = replace(work[one], operators=(names[owners[rows[row]]].removeprefix("aten::"),))
     return work
 
 
@@ -167,6 +167,7 @@ def kernel_table(of: Kernels, most: int) -> Columns:
         "kernel": [names[i] for i in rows],
         "verdict": [work[names[i]].verdict for i in rows],
         "kind": [work[names[i]].kind for i in rows],
+        "does": [work[names[i]].does for i in rows],
         "why": [work[names[i]].reason for i in rows],
         "fusible": [work[names[i]].is_fusible for i in rows],
         "launches_count": [int(launched[i]) for i in rows],
@@ -177,8 +178,20 @@ def kernel_table(of: Kernels, most: int) -> Columns:
     }
 
 
-def chain_table(of: Kernels, found: Sequence[Chain], read_by: Sequence[str], bounds_ns: Sequence[float]) -> Columns:
+class Saves(NamedTuple):
+    """The most that fusing a chain saves of one run's time, and why: by ``traffic``, or by ``time`` of short kernels.
+
+    ``told``: whether its traffic is enough to say what of it fusing saves. None = not known.
+    """
+
+    told: bool
+    bound_ns: float | None
+    why: str
+
+
+def chain_table(of: Kernels, found: Sequence[Chain], read_by: Sequence[str], saves: Sequence[Saves]) -> Columns:
     """One row per chain, numbered from 1 as in ``member_table``. Bytes are those of one run, ``saving_ns`` of all."""
+    told = [one.saved_bytes if save.told else None for one, save in zip(found, saves, strict=True)]
     total = max(int(of.of.total_ns.sum()), 1)
     return {
         "chain_id": list(range(1, len(found) + 1)),
@@ -190,30 +203,35 @@ def chain_table(of: Kernels, found: Sequence[Chain], read_by: Sequence[str], bou
         "gpu_time_share": [one.total_ns / total for one in found],
         "traffic_bytes": [one.traffic_bytes for one in found],
         "fused_traffic_bytes": [
-            None if one.traffic_bytes is None else one.traffic_bytes - (one.saved_bytes or 0.0) for one in found
+            None if saved_bytes is None else (one.traffic_bytes or 0.0) - saved_bytes
+            for one, saved_bytes in zip(found, told, strict=True)
         ],
-        "saved_bytes": [one.saved_bytes for one in found],
-        "saved_share": [one.saved_share for one in found],
+        "saved_bytes": told,
+        "saved_share": [one.saved_share if save.told else None for one, save in zip(found, saves, strict=True)],
         "saving_ns": [
-            None if one.saved_bytes is None else int(ns * one.runs_count)
-            for one, ns in zip(found, bounds_ns, strict=True)
+            None if save.bound_ns is None else int(save.bound_ns * one.runs_count)
+            for one, save in zip(found, saves, strict=True)
         ],
+        "saving_from": [save.why for save in saves],
         "bytes_from": [one.source for one in found],
         "read_by": list(read_by),
     }
 
 
-def member_table(of: Kernels, found: Sequence[Chain], min_read_share: float) -> Columns:
+_MEMBER_COLUMNS = ("chain_id", "place_count", "kernel", "does", "verdict", "mean_ns", "read_bytes", "written_bytes",
+                   "saved_bytes")  # fmt: skip
+
+
+def member_table(of: Kernels, found: Sequence[Chain], saves: Sequence[Saves], min_read_share: float) -> Columns:
     """One row per kernel of each chain: what it reads and writes, and what of it and its source fusing saves."""
-    table: Columns = {name: [] for name in ("chain_id", "place_count", "kernel", "verdict", "mean_ns", "read_bytes",
-                                            "written_bytes", "saved_bytes")}  # fmt: skip
-    for number, one in enumerate(found, 1):
+    table: Columns = {name: [] for name in _MEMBER_COLUMNS}
+    for number, (one, save) in enumerate(zip(found, saves, strict=True), 1):
         members = list(one.members)
         read, written = (part[members].tolist() for part in (of.moved.read, of.moved.written))
-        known = one.saved_bytes is not None
-        spared = saved(read, written, min_read_share) if known else [None] * len(members)
+        spared = saved(read, written, min_read_share) if save.told else [None] * len(members)
         for place, member in enumerate(members):
-            row = (number, place + 1, of.of.names[member], of.work[member].verdict, one.member_ns[place],
+            work = of.work[member]
+            row = (number, place + 1, of.of.names[member], work.does, work.verdict, one.member_ns[place],
                    _plain(read[place]), _plain(written[place]), spared[place])  # fmt: skip
             for column, cell in zip(table, row, strict=True):
                 table[column].append(cell)

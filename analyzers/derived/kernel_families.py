@@ -43,6 +43,11 @@ class Work:
     part: bool = False
 
     @property
+    def does(self) -> str:
+        """Its operators in one word or a few; its kind where they are not known."""
+        return "+".join(self.operators) or self.kind
+
+    @property
     def is_fused(self) -> bool:
         """Whether it does the work of several nodes."""
         return self.verdict in FUSED
@@ -68,7 +73,7 @@ def work_of(name: str) -> Work:
         return Work("fused", kind, f"its name says {_listed(words)}", words)
     for pattern, work in rules.families:
         if pattern.search(name):
-            return work
+            return work if work.is_fused else replace(work, operators=_aten(name))
     if words:
         return Work("single", rules.plain[words[0]], f"its name says {words[0]} alone", words)
     return UNKNOWN
@@ -103,6 +108,16 @@ def _inductor(what: str, text: str) -> Work:
         return Work("fused", kind, f"Inductor joined {_listed(operators)}", operators)
     verdict = "copy" if kinds == ["copy"] else "single"
     return Work(verdict, kind, f"Inductor made it for {operators[0]} alone", operators)
+
+
+def _aten(name: str) -> tuple[str, ...]:
+    """The operator that the name of one of ATen's kernels says, if it does."""
+    rules = _rules()
+    if not rules.aten.search(name):
+        return ()
+    found = next((found[1] for pattern in rules.aten_operators if (found := pattern.search(name))), "")
+    found = found.lower().removesuffix("_cuda")
+    return (rules.called.get(found, found),) if found else ()
 
 
 def _listed(words: tuple[str, ...]) -> str:
@@ -150,6 +165,9 @@ class _Rules(NamedTuple):
     generated: re.Pattern[str]
     inductor: re.Pattern[str]
     inductor_kinds: Mapping[str, str]
+    aten: re.Pattern[str]
+    aten_operators: list[re.Pattern[str]]
+    called: Mapping[str, str]
 
 
 @cache
@@ -165,6 +183,9 @@ def _rules() -> _Rules:
         re.compile(data["generated"]["pattern"]),
         re.compile(data["inductor"]["pattern"]),
         data["inductor"]["kinds"],
+        re.compile(data["aten"]["pattern"]),
+        [re.compile(pattern) for pattern in data["aten"]["operators"]],
+        data["aten"]["called"],
     )
 
 
