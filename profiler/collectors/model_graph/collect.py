@@ -32,7 +32,10 @@ spec = importlib.util.spec_from_file_location(
 package = sys.modules["_spikeprof_graph"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(package)
 from _spikeprof_graph.main import main
-code = main(json.loads(options))
+try:
+    code = main(json.loads(options))
+except KeyboardInterrupt:
+    code = 130
 sys.stdout.flush()
 sys.stderr.flush()
 os._exit(code)  # whatever threads the model's libraries still have

@@ -14,7 +14,8 @@ from typing import Any
 
 Made = tuple[Any, tuple[Any, ...], dict[str, Any]]  # model, args, kwargs
 
-_PACKAGE = str(Path(__file__).resolve().parent)
+_PACKAGE = str(Path(__file__).parent)
+_OTHER_PYTHON = "; name the Python that has torch with --python"
 _LONGEST = 300  # characters of a message
 
 
@@ -22,7 +23,7 @@ class Refused(Exception):
     """There is no model to look at; the message says why."""
 
 
-def make(spec: str) -> Made:
+def make(spec: str) -> Any:
     """Call ``module:function`` or ``path/file.py:function``. Raises Refused; KeyboardInterrupt passes."""
     where, _, name = spec.rpartition(":")
     if not {"", str(Path.cwd())} & {*sys.path}:  # as `python -m` has it
@@ -33,8 +34,8 @@ def make(spec: str) -> Made:
             raise Refused(f"{where} has no {name}")
         found = getattr(found, part)
     if not callable(found):
-        raise Refused(f"{spec} is a {type(found).__name__}, no function that makes a model")
-    return _checked(spec, _guarded(f"{spec} failed", found))
+        raise Refused(f"{spec} is of type {type(found).__name__}, no function that makes a model")
+    return _guarded(f"{spec} failed", found)
 
 
 def _load(where: str) -> ModuleType:
@@ -64,7 +65,8 @@ def _guarded(what: str, call: Any, *arguments: Any) -> Any:
     except BaseException as error:
         if os.environ.get("SPIKEPROF_DEBUG"):
             traceback.print_exc()
-        raise Refused(f"{what}: {one_line(error)}{place(error)}") from error
+        no_torch = isinstance(error, ImportError) and error.name == "torch"
+        raise Refused(f"{what}: {one_line(error)}{place(error)}{_OTHER_PYTHON if no_torch else ''}") from error
 
 
 def one_line(error: BaseException) -> str:
@@ -87,19 +89,22 @@ def place(error: BaseException, libraries: Sequence[str] = ()) -> str:
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
 
 
-def _checked(spec: str, made: Any) -> Made:
+def checked(spec: str, made: Any) -> Made:
     """What the factory returned as (model, args, kwargs). Raises Refused."""
-    import torch
+    try:
+        import torch
+    except ImportError as error:
+        raise Refused(f"{one_line(error)}{_OTHER_PYTHON}") from error
 
     wanted = "it must return (model, args) or (model, args, kwargs)"
     if not isinstance(made, Sequence) or isinstance(made, str) or len(made) not in (2, 3):
-        raise Refused(f"{spec} returned a {type(made).__name__}: {wanted}")
+        raise Refused(f"{spec} returned {type(made).__name__}: {wanted}")
     model, args = made[0], made[1]
     kwargs = made[2] if len(made) == 3 else {}
     if not isinstance(model, torch.nn.Module):
-        raise Refused(f"{spec} returned a {type(model).__name__} as the model: it must be a torch.nn.Module")
+        raise Refused(f"{spec} returned {type(model).__name__} as the model: it must be a torch.nn.Module")
     if not isinstance(args, (tuple, list)):
-        raise Refused(f"{spec} returned a {type(args).__name__} as args: it must be a tuple of the model's arguments")
+        raise Refused(f"{spec} returned {type(args).__name__} as args: it must be a tuple of the model's arguments")
     if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise Refused(f"{spec} returned a {type(kwargs).__name__} as kwargs: it must be a dict")
+        raise Refused(f"{spec} returned {type(kwargs).__name__} as kwargs: it must be a dict")
     return model, tuple(args), dict(kwargs or {})

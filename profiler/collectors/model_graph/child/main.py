@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .factory import Made, Refused, make, one_line
+from .factory import Made, Refused, checked, make, one_line
 
 
 def main(options: dict[str, Any]) -> int:
@@ -28,15 +28,10 @@ def main(options: dict[str, Any]) -> int:
 def _read(options: dict[str, Any], tell: Any) -> int:
     spec = options["factory"]
     sys.argv[:] = [spec]
-    tell(stage="importing torch")
-    try:
-        import torch
-    except ImportError as error:
-        raise Refused(
-            f"{sys.executable} has no torch ({one_line(error)}): name the Python that has it with --python"
-        ) from error
     tell(stage=f"calling {spec}")
-    made = make(spec)
+    found = make(spec)
+    tell(stage="importing torch")
+    made = checked(spec, found)
     from . import nodes, reading, timing
 
     tell(stage="reading the graph")
@@ -45,16 +40,16 @@ def _read(options: dict[str, Any], tell: Any) -> int:
         raise Refused("; ".join(f"torch.{way} refused: {why}" for way, why in refused.items()))
     with reading.quiet():
         described, remarks = nodes.describe(graph)
-    found = timing.devices(made)
+    devices = timing.devices(made)
     tell(
         graph={
             "via": graph.via,
             "refused": refused,
             "remarks": [*remarks, *_remarks(made)],
             "model": type(made[0]).__name__,
-            "torch": str(torch.__version__),
-            "device": str(found[0]) if found else "cpu",
-            "device_name": _device_name(found),
+            "torch": reading.torch_version(),
+            "device": str(devices[0]) if devices else "cpu",
+            "device_name": _device_name(devices),
             "weights_bytes": nodes.memory_bytes([*made[0].parameters(), *made[0].buffers()]),
             "nodes": nodes.rows(graph, described),
         }
@@ -62,7 +57,7 @@ def _read(options: dict[str, Any], tell: Any) -> int:
     if not options["runs"]:
         return 0
     tell(stage="timing the nodes")
-    why = timing.why_not(found)
+    why = timing.why_not(devices)
     if why:
         tell(not_timed=why)
         return 0

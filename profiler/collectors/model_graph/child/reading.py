@@ -36,6 +36,11 @@ class Graph:
         return [n for n in self.module.graph.nodes if not is_guard(n)]
 
 
+def torch_version() -> str:
+    """The version that reads."""
+    return str(torch.__version__)
+
+
 def is_guard(node: Any) -> bool:
     """Whether the node only checks that inputs are like those of the export."""
     return node.op == "call_module" and str(node.target).startswith("_guards")
