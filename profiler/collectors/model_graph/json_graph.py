@@ -114,17 +114,22 @@ def _tensor(path: Path, name: str, shape: Any, dtype: str) -> list[dict[str, Any
 
 def _share_memory(path: Path, nodes: list[Any], made: list[dict[str, Any]], number: dict[str, int]) -> None:
     """Give every tensor the number of its memory: its own node's, or that of the node it is a view of."""
-    for at, node in enumerate(nodes):
-        seen = [at]
-        while (source := nodes[seen[-1]].get("view_of")) is not None:
+    owner: dict[int, int] = {}
+    for at in range(len(nodes)):
+        passed: dict[int, None] = {}
+        one = at
+        while one not in owner and (source := nodes[one].get("view_of")) is not None:
             if not isinstance(source, str) or source not in number:
-                raise ForeignFile(f"{path}: {nodes[seen[-1]]['name']!r} is a view of {source!r}: there is no such node")
-            if number[source] in seen:
-                raise ForeignFile(f"{path}: {node['name']!r} is a view of itself")
-            seen.append(number[source])
-        owner = made[seen[-1]]["tensors"]
+                raise ForeignFile(f"{path}: {nodes[one]['name']!r} is a view of {source!r}: there is no such node")
+            passed[one] = None
+            one = number[source]
+            if one in passed:
+                raise ForeignFile(f"{path}: {nodes[one]['name']!r} is a view of itself")
+        first = owner.setdefault(one, one)
+        owner |= dict.fromkeys(passed, first)
+        whole = made[first]["tensors"]
         for tensor in made[at]["tensors"]:
-            tensor["storage"] = seen[-1]
-            if at != seen[-1]:
-                tensor["storage_bytes"] = owner[0]["storage_bytes"] if owner else None
+            tensor["storage"] = first
+            if at != first:
+                tensor["storage_bytes"] = whole[0]["storage_bytes"] if whole else None
                 tensor["strides"] = tensor["offset"] = None  # of a view, not told
