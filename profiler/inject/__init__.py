@@ -18,9 +18,10 @@ How data flows in the target::
               ├ marks.py    ranges that the program marks itself
               ├ steps.py    CUDA-event step times, untraced and traced (--clean-steps)
               ├ graphs.py   graph node created / cloned; launches, while they are attributed
-              ├ attribution.py  windows in which launches get their module, line and operator
+              ├ attribution.py  when launches get their module, line and operator: the first steps of each kind
               │   ├ calls.py      the one hook in nn.Module.__call__: where steps begin
               │   ├ kinds.py      which steps are alike
+              │   ├ windows.py    the launches, while CUPTI calls back
               │   ├ frames.py     modules and lines from the Python frames of a launch
               │   ├ modules.py    their names
               │   ├ operators.py  operators and their shapes

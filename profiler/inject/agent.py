@@ -129,9 +129,10 @@ class Agent:
         return "yielded" in self._conditions
 
     @property
-    def attributing(self) -> bool:
-        """Whether launches are attributed for now, which slows them down."""
-        return self._attribution is not None and self._attribution.attributing
+    def attributions(self) -> tuple[int, bool]:
+        """How often launches were attributed, which slows them down, and whether they are now."""
+        windows = self._attribution.windows if self._attribution is not None else None
+        return (windows.count, windows.current is not None) if windows is not None else (0, False)
 
     @property
     def driver(self) -> cupti.Cupti:
@@ -146,6 +147,8 @@ class Agent:
         """Start recording: called at the process's first CUDA use."""
         with SignalsHeld(), self._lock:
             if self._activated and not self.inherited:
+                if self._attribution is not None:
+                    self._attribution.torch_came()
                 return
             self._activated, self.inherited = True, False
             began = Clock.perf_counter_ns()
@@ -272,7 +275,7 @@ class Agent:
     def end_operators(self) -> None:
         """Another profiler is about to begin in this thread."""
         if self._attribution is not None:
-            self._attribution.operators.end()
+            self._attribution.windows.operators.end()
 
     def tick(self) -> float | None:
         """Act on clocks: flush, budget of seconds, duty windows. Returns seconds until the next look, None = never."""
@@ -315,6 +318,8 @@ class Agent:
         was = self._state
         state = next((s for s in _STATES if s in self._conditions), "traced")
         if state != was:
+            if was == "traced" and self._attribution is not None:
+                self._attribution.windows.close()
             if was == "traced" or (was not in (None, *_HANDS_OFF) and state not in _CALLS_ON):
                 self._leave(state)
             if state == "yielded":
@@ -399,11 +404,12 @@ class Agent:
             if self.options.attribute_steps:
                 from .attribution import Attribution
 
-                self._attribution = subscription.attribution = Attribution(self, subscription)
-                self._parts.append(self._attribution)  # first: it must let go before the subscription does
+                self._attribution = Attribution(self, subscription)
+                subscription.windows = self._attribution.windows
+                self._parts.append(self._attribution)  # it must let go before the subscription does
             self._parts.append(subscription)
         if self.options.clean_steps:
-            self._parts.append(steps.Steps(self))
+            self._parts.insert(0, steps.Steps(self))  # it must know of a step before the launches do
         if self.compiler_used:
             guests.hide_from_dynamo()
         self._each_part("start")

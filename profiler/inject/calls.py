@@ -38,11 +38,6 @@ class Calls:
         self._compiler = False
         self._lock = RLock()
 
-    @property
-    def watching(self) -> bool:
-        """Whether steps are told of."""
-        return bool(self._hooked)
-
     def want(self, listener: _Listener) -> bool:
         """Tell this listener of all steps from now on; False where a compiler or a missing torch forbids it."""
         with self._lock:

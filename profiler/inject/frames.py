@@ -11,6 +11,7 @@ import os
 import sys
 
 from .events import RLock
+from .kinds import shape_of
 from .modules import Modules
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -154,7 +155,7 @@ def _triton_launch(variables: Any) -> tuple[str, list[Any], list[str]] | None:
     shapes: list[Any] = []
     dtypes: list[str] = []
     for value in values:
-        known = type(value) is tensor
-        shapes.append([int(size) for size in value.shape] if known else [])
+        known = issubclass(type(value), tensor)
+        shapes.append([int(size) for size in shape_of(torch, value)] if known else [])
         dtypes.append(str(value.dtype).rpartition(".")[2] if known else "")
     return kernel, shapes, dtypes

@@ -2,7 +2,7 @@
 
 A replayed kernel's record carries the id of the *cloned* node; "cloned from" leads back to the node that
 was created at capture. These callbacks fire at capture and instantiation only, never on a launch; those of launches
-are on in the windows of attribution.py.
+are on in the windows of windows.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from .agent import Agent
-    from .attribution import Attribution
+    from .windows import Windows
 
 _NODE_CREATED, _NODE_CLONED = 13, 20
 _BATCH = 512
@@ -63,7 +63,7 @@ class Subscription:
                 (cupti.DOMAIN_DRIVER_API, cbids.DRIVER_PROFILER_START),
                 (cupti.DOMAIN_DRIVER_API, cbids.DRIVER_PROFILER_STOP),
             ]
-        self.attribution: Attribution | None = None
+        self.windows: Windows | None = None
         self._nodes: list[tuple[int, ...]] = []  # node, source node, graph, unix ns, module, stack, thread
         self._nodes_lock = RLock()
         self._held = False
@@ -121,8 +121,8 @@ class Subscription:
             if domain == cupti.DOMAIN_RESOURCE:
                 self._node(cbid, data, sys._getframe().f_back)
             elif cbid in cbids.LAUNCHES and domain == cupti.DOMAIN_DRIVER_API:
-                if self.attribution is not None:
-                    self.attribution.launched(data, sys._getframe().f_back)
+                if self.windows is not None:
+                    self.windows.launched(data, sys._getframe().f_back)
             else:
                 self._profiler_call(cbid, _CallbackData.from_address(data).site)
         except BaseException as error:
@@ -135,8 +135,8 @@ class Subscription:
         source = driver.graph_node_id(graph.original_node) if cbid == _NODE_CLONED and graph.original_node else 0
         owner = driver.graph_id(graph.graph) if graph.graph else 0
         at, module, stack = Clock.unix_ns(), -1, -1
-        if self.attribution is not None and cbid == _NODE_CREATED:
-            module, stack = self.attribution.node_created(frame)
+        if self.windows is not None and cbid == _NODE_CREATED:
+            module, stack = self.windows.node_created(frame)
         row = (driver.graph_node_id(graph.node), source, owner, at, module, stack, get_ident() & _THREAD_BITS)
         with self._nodes_lock:
             self._nodes.append(row)

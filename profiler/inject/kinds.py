@@ -25,7 +25,7 @@ class Kind:
 def of_call(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kind:
     """By the module and the shape of the first tensor among its arguments, sizes to the next power of two."""
     shape = _first_shape((*args, *kwargs.values()))
-    key = (id(module), *(size.bit_length() if type(size) is int else -1 for size in shape))
+    key = (id(module), type(module).__name__, *(size.bit_length() if type(size) is int else -1 for size in shape))
     sizes = "x".join(str(size) if type(size) is int else "?" for size in shape)
     return Kind(key, "%s %s" % (type(module).__name__, sizes) if sizes else type(module).__name__)
 
@@ -42,11 +42,13 @@ def _first_shape(values: tuple[Any, ...]) -> tuple[Any, ...]:
     tensor = getattr(torch, "Tensor", None)
     if torch is None or tensor is None:
         return ()
-    for value in values:
-        if issubclass(type(value), tensor):
-            try:
-                with torch._C.DisableTorchFunction():  # a shape that is asked for is a call that others may see
-                    return tuple(value.shape)
-            except Exception:  # a nested tensor has none
-                return ()
-    return ()
+    return next((shape_of(torch, value) for value in values if issubclass(type(value), tensor)), ())
+
+
+def shape_of(torch: Any, tensor: Any) -> tuple[Any, ...]:
+    """A tensor's shape, asked for without the program's noticing: by its modes and subclasses that would be a call."""
+    try:
+        with torch._C.DisableTorchFunction():
+            return tuple(tensor.shape)
+    except Exception:  # a nested tensor has none
+        return ()

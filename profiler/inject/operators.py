@@ -28,7 +28,7 @@ _MARKS = 5
 _APART_NS = 2000
 
 #: CUPTI's thread ids are the low 32 bits of pthread_self.
-_THREAD_BITS = 0xFFFFFFFF
+THREAD_BITS = 0xFFFFFFFF
 
 
 class Operators:
@@ -62,7 +62,7 @@ class Operators:
             if self._api.enabled():
                 return False
             self._api.enable()
-            session = self._running[thread] = _Session(thread & _THREAD_BITS)
+            session = self._running[thread] = _Session(thread & THREAD_BITS)
             session.marks += [self._api.mark() for _ in range(_MARKS)]
         except Exception as error:  # another torch than those known
             self.refused = "%s: %s" % (type(error).__name__, error)

@@ -28,6 +28,15 @@ _SETTLE_STEPS = 8
 _COMPILER_NOTE = "torch.compile is used: steps are timed at CUDA-graph replays only, model calls are left alone"
 
 
+class _Step:
+    __slots__ = ("at", "attributions", "counts", "event", "kind", "traced")
+
+    def __init__(self, kind: str, traced: bool, event: Any, attributions: tuple[int, bool]) -> None:
+        self.kind, self.traced, self.event, self.attributions = kind, traced, event, attributions
+        self.at = Clock.unix_ns()
+        self.counts = True  # launches that are attributed take longer: not what tracing costs
+
+
 class Steps:
     """Counts steps, times them, and alternates tracing until enough is known."""
 
@@ -36,8 +45,7 @@ class Steps:
         self._wanted = agent.options.clean_steps
         self._count = 0
         self._clean = 0
-        # (kind, traced, unix ns, event); traced is None where launches are called back: not what tracing costs.
-        self._pending: deque[tuple[str, bool | None, int, Any]] = deque()
+        self._pending: deque[_Step] = deque()
         self._replay: Any = None  # CUDAGraph's own, while it is hooked
         self._active = False
 
@@ -122,9 +130,12 @@ class Steps:
                 return
             event = cuda.Event(enable_timing=True)
             event.record()
-            traced = None if self._agent.attributing else self._agent.state == "traced"
-            self._pending.append((kind, traced, Clock.unix_ns(), event))
-            if traced is False and self._agent.state == "clean":
+            attributions = self._agent.attributions
+            if self._pending and attributions != (self._pending[-1].attributions[0], False):
+                self._pending[-1].counts = False
+            traced = self._agent.state == "traced"
+            self._pending.append(_Step(kind, traced, event, attributions))
+            if not traced and self._agent.state == "clean":
                 self._clean += 1
             if len(self._pending) > 4 * _SETTLE_STEPS:
                 self._read(_SETTLE_STEPS)
@@ -148,12 +159,11 @@ class Steps:
     def _read(self, keep: int) -> None:
         done = []
         while len(self._pending) > keep + 1:
-            kind, traced, at, event = self._pending[0]
-            following = self._pending[1][3]
+            step, following = self._pending[0], self._pending[1].event
             if not following.query():
                 break
-            if traced is not None:
-                done.append([kind, traced, at, int(event.elapsed_time(following) * 1e6)])
+            if step.counts:
+                done.append([step.kind, step.traced, step.at, int(step.event.elapsed_time(following) * 1e6)])
             self._pending.popleft()
         if done:
             self._agent.spool.event(ev="steps", steps=done)
