@@ -45,7 +45,7 @@ import numpy as np
 from spikeprof.analyzers.base import Evidence, Figure, Finding, Info, Metric, Result, Rule, Saving
 from spikeprof.analyzers.derived.icicle import icicle
 from spikeprof.analyzers.derived.intervals import Bools, Ints, ints
-from spikeprof.analyzers.derived.module_tree import module_tree
+from spikeprof.analyzers.derived.module_tree import ModuleTree, module_tree
 from spikeprof.analyzers.derived.owned import MATCHES, owned
 from spikeprof.analyzers.derived.owned_tables import (
     Columns,
@@ -156,7 +156,7 @@ class Ownership:
             i
             for i in np.flatnonzero(large).tolist()
             if tree.groups[i].parent >= 0
-            and not tree.groups[i].path.endswith("*")
+            and not _is_list(tree, i)
             and not any(large[j] and tree.groups[j].parent == i for j in range(len(tree.groups)))
         ]
         return [
@@ -212,6 +212,13 @@ class Ownership:
         action = "Compare its kernels and the shapes of their inputs with those of its like."
         scope = {"module": tree.paths[module], "like": group.label}
         return Finding("uneven-modules", "warning", scope, evidence, action, Saving(excess, "total"))
+
+
+def _is_list(tree: ModuleTree, number: int) -> bool:
+    """Whether a group is the list of a model's layers: ``layers.*``, or right below the root with parts of its own."""
+    group = tree.groups[number]
+    layers = group.depth == 1 and group.path.endswith("_*") and any(g.parent == number for g in tree.groups)
+    return layers or group.path.rpartition(".")[2] == "*"
 
 
 def _why_not(trace: Trace) -> str:

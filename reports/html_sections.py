@@ -12,6 +12,7 @@ from spikeprof.reports import figures as fig
 from spikeprof.reports import format as fmt
 from spikeprof.reports import model_graph as graphs
 from spikeprof.reports import occupancy as occ
+from spikeprof.reports import ownership as own
 from spikeprof.reports import sentences as say
 from spikeprof.reports import topology as links
 from spikeprof.reports.gauges import gauges_figure, throttling
@@ -19,7 +20,7 @@ from spikeprof.reports.html_tables import HtmlTable, html_table
 from spikeprof.reports.model import PlainTable, Report, rows
 
 #: Figures that are drawn as bars inside the cells of the same table, or by their own section.
-_DRAWN_IN_TABLES = ("kernel-totals", "device-busy", "step-durations", "node-heat", "live-bytes")
+_DRAWN_IN_TABLES = ("kernel-totals", "device-busy", "step-durations", "ownership-icicle", "node-heat", "live-bytes")
 _KERNEL_COLUMNS = ("kernel", "launches_count", "total_ns", "gpu_time_share", "mean_ns", "p50_ns", "p90_ns", "p99_ns",
                    "max_ns", "wall_share")  # fmt: skip
 _DEVICE_COLUMNS = ("device", "model", "busy_share", "wall_ns", "busy_ns", "gaps_count", "energy_j", "kernels_count",
@@ -29,6 +30,7 @@ _OWN_SECTIONS = (
     "truth",
     "steps",
     "kernel-latency",
+    "ownership",
     "cache-miss",
     "fusion-boundary",
     "fusion-coverage",
@@ -77,6 +79,7 @@ def sections(report: Report, unit: tuple[float, str]) -> list[Section]:
     return [
         _timeline(report, unit),
         _steps_section(report, unit),
+        _ownership_section(report),
         _kernel_section(report),
         _caches_section(report, unit),
         _occupancy_section(report),
@@ -169,9 +172,27 @@ def _kernel_section(report: Report) -> Section:
         launches = fmt.plural(result.metric("kernels_count") or 0, "launch", "launches")
         section.count = f"{part}{fmt.plural(number, 'kernel')}, {launches}"
     several = any((n or 0) > 1 for n in table.get("devices_count", []))
-    columns = (*_KERNEL_COLUMNS, "devices_count") if several else _KERNEL_COLUMNS
+    owners = own.owners(report.result("ownership"))
+    if owners and any(module or op for module, op, _ in owners.values()):
+        of = [owners.get(name, ("", "", 0.0)) for name in table.get("name", [])]
+        table = {**table, "module": [module for module, _, _ in of], "op": [op for _, op, _ in of]}
+    columns = (*_KERNEL_COLUMNS, *(("devices_count",) if several else ()), "module", "op")
     section.add(html_table("kernels", _renamed(table, "kernel"), columns))
     section.add(html_table("nodes", _renamed(result.tables.get("nodes", {}), "kernel")))
+    return section
+
+
+def _ownership_section(report: Report) -> Section:
+    name = "Time by module, operator and line"
+    section, result = _of_analyzer(report, "ownership", Section("modules", "Modules", name))
+    if result is None:
+        return section
+    section.count = own.summary(result)
+    section.lead = " ".join(own.notes(result))
+    section.charts = _chart("ownership-icicle", own.figure(result))
+    section.add(html_table("ownership-modules", own.modules(result)))
+    for caption, table in own.tables(result).items():
+        section.add(html_table(caption, table))
     return section
 
 

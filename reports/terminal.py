@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -19,6 +20,7 @@ from spikeprof.reports import caches, fusion, steps
 from spikeprof.reports import format as fmt
 from spikeprof.reports import model_graph as graphs
 from spikeprof.reports import occupancy as occ
+from spikeprof.reports import ownership as own
 from spikeprof.reports import sentences as say
 from spikeprof.reports import topology as links
 from spikeprof.reports.class_names import class_names
@@ -32,6 +34,8 @@ MAX_FINDINGS = 6
 MAX_EVIDENCE = 3  # of one finding
 MAX_KERNELS = 8
 MAX_MISSING = 8
+MAX_MODULES = 12
+MAX_OPERATORS = 6
 MAX_OCCUPANCIES = 5
 MAX_CHAINS = 4
 MAX_PARTS = 5
@@ -93,6 +97,7 @@ def render_terminal(report: Report, console: Console) -> None:
     _truth(screen, report)
     _verdict(screen, report)
     _steps(screen, report)
+    _modules(screen, report)
     _kernels(screen, report)
     _caches(screen, report)
     _occupancy(screen, report)
@@ -190,10 +195,11 @@ def _print_table(
     entries: Sequence[dict[str, Any]],
     names_in: Callable[[int], Sequence[str]],
     bar_of: str,
+    below: Sequence[str] = (),
 ) -> None:
     """Names in what room there is, numbers right-aligned, at the end a bar for the column ``bar_of``.
 
-    ``names_in`` gives the names of the entries in so many characters.
+    ``names_in`` gives the names of the entries in so many characters; ``below`` a line under each, none where empty.
     """
     kept = [c for c in columns if screen.width >= c.from_width]
     cells = [[fmt.quantity(c.key, row.get(c.key)) for row in entries] for c in kept]
@@ -210,6 +216,8 @@ def _print_table(
         value = entries[i].get(bar_of)
         bar = _bar(screen, value / largest, bar_width) if bar_width and value is not None else ""
         screen.line(screen.text(name.ljust(room)), screen.text(numbers), screen.text(f" {bar}", "blue"))
+        if i < len(below) and below[i]:
+            screen.line(screen.text(f"  {below[i]}", "dim"))
 
 
 _STEP_COLUMNS = (
@@ -237,6 +245,35 @@ def _steps(screen: _Screen, report: Report) -> None:
     _print_table(screen, "Kind", _STEP_COLUMNS, rows(table), lambda room: [clip(n, room) for n in names], "")
 
 
+_MODULE_COLUMNS = (
+    _Column("modules_count", "Modules", 70),
+    _Column("launches_count", "Launches", 60),
+    _Column("inclusive_ns", "Total"),
+    _Column("exclusive_ns", "Own", 94),
+    _Column("inclusive_share", "Share"),
+)
+_OPERATOR_COLUMNS = (
+    _Column("launches_count", "Launches"),
+    _Column("total_ns", "Total"),
+    _Column("gpu_time_share", "Share"),
+)
+
+
+def _modules(screen: _Screen, report: Report) -> None:
+    """Kernel time by module, else by operator; nothing where neither is known."""
+    result = report.result("ownership")
+    summary = own.summary(result) if result else ""
+    if result is None or not summary:
+        return
+    modules, operators = own.main_modules(result, MAX_MODULES), own.main_operators(result, MAX_OPERATORS)
+    screen.heading("Time by module" if modules else "Time by operator")
+    screen.prose(summary, "dim")
+    if modules:
+        _print_table(screen, "Module", _MODULE_COLUMNS, modules, partial(own.named, modules), "inclusive_share")
+    elif operators:
+        _print_table(screen, "Operator", _OPERATOR_COLUMNS, operators, partial(own.named, operators), "gpu_time_share")
+
+
 def _kernels(screen: _Screen, report: Report) -> None:
     result = report.result("kernel-latency")
     table = result.tables.get("kernels", {}) if result else {}
@@ -245,7 +282,10 @@ def _kernels(screen: _Screen, report: Report) -> None:
         return
     screen.heading(_kernel_heading(result, table, len(entries)))
     names = [str(e["name"]) for e in entries]
-    _print_table(screen, "Kernel", _KERNEL_COLUMNS, entries, lambda room: short_names(names, room), "gpu_time_share")
+    owners = own.owners(report.result("ownership"))
+    below = [own.owner(owners[name], screen.width - 2) if name in owners else "" for name in names]
+    room_for = partial(short_names, names)
+    _print_table(screen, "Kernel", _KERNEL_COLUMNS, entries, room_for, "gpu_time_share", below)
 
 
 def _kernel_heading(result: Result, table: PlainTable, shown: int) -> str:

@@ -9,6 +9,7 @@ from spikeprof.analyzers.base import Metric, Result
 from spikeprof.reports import format as fmt
 from spikeprof.reports.kernel_names import printable
 from spikeprof.reports.model import Report, rows
+from spikeprof.reports.ownership import truth as owned
 
 #: A note is neither good nor bad news: something to know.
 State = Literal["value", "problem", "not_measured", "note"]
@@ -41,7 +42,7 @@ def truth_line(report: Report) -> list[TruthItem]:
     metrics = {m.name: m for m in truth.metrics}
     items = [
         _step_item(metrics),
-        _origin_item(truth, metrics),
+        _origin_item(truth, metrics, owned(report.result("ownership"))),
         _records_item(truth, metrics),
         _recorded_item(truth, metrics),
         _libcupti_item(report, truth),
@@ -83,11 +84,12 @@ def _step_item(metrics: dict[str, Metric]) -> TruthItem:
     return TruthItem("Step time", _why(metrics, "step_untraced_ns"), "not_measured", "not measured")
 
 
-def _origin_item(truth: Result, metrics: dict[str, Metric]) -> TruthItem:
+def _origin_item(truth: Result, metrics: dict[str, Metric], module: str) -> TruthItem:
     known = _value(metrics, "known_origin_share")
     if known is None:
         return TruthItem("Origin", _why(metrics, "known_origin_share"), "not_measured", "not measured")
     text = f"{fmt.share(known)} of GPU time can be traced to the call that launched it"
+    text += f"; {module}" if module else ""
     return TruthItem("Origin", text, "problem" if _found(truth, "origin-unknown") else "value", fmt.share(known))
 
 

@@ -76,13 +76,13 @@ def _note(attributions: Sequence[Attribution]) -> CollectorNote | None:
     if not told:
         return None
     skipped = dict.fromkeys(why for a in told for what, why, *_ in a.spans if what == "skipped" and why)
+    faults = dict.fromkeys(why for a in told for what, why, *_ in a.spans if what == "ended" and why.startswith("fault"))
     dropped = {what: sum(a.dropped[what] for a in told) for what in ("launches", "operators", "module calls")}
     lost = [f"{count} {what} came too fast to be kept" for what, count in dropped.items() if count]
-    reasons = [*skipped, *lost]
     tried = any(a.tried for a in told)
     return CollectorNote(
-        state="refused" if not tried else "degraded" if reasons else "ok",
-        reason="; ".join(reasons[:3]) or ("" if tried else "no launch was attributed"),
+        state="refused" if not tried else "degraded" if lost or faults else "ok",
+        reason="; ".join([*faults, *lost, *skipped][:3]) or ("" if tried else "no launch was attributed"),
         records_count=sum(len(a.rows(kind)["t"]) for a in told for kind in ("launches", "nodes")),
         dropped_count=sum(dropped.values()),
     )

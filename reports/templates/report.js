@@ -39,7 +39,7 @@
     if (layout.coloraxis) layout.coloraxis.colorscale = figure.meta.even ? look.evenscale : look.colorscale;
     for (const shape of layout.shapes || []) shape.fillcolor = look.shade;
     if (narrow) {
-      layout.margin.l = figure.meta.labels ? 104 : 52;
+      layout.margin.l = figure.meta.labels ? 104 : figure.meta.tree ? 8 : 52;
       layout.margin.r = 8;
       layout.font.size = 11;
       layout.dragmode = false; // a finger on a chart scrolls the page
