@@ -68,7 +68,7 @@ from spikeprof.analyzers.derived.intervals import Ints
 from spikeprof.analyzers.derived.model_nodes import Nodes, model_nodes
 from spikeprof.profiler.trace import Trace
 
-_TIME_WITH = "spikeprof graph MODULE:FACTORY on a machine with a GPU"
+_MEASURE_WITH = "spikeprof run --graph MODULE:FACTORY -- CMD (on a GPU)"
 _SHOWN_IN_CYCLE = 8
 _FACTS = ("name", "model", "via", "remark", "device", "device_name", "torch_version", "timed_with", "runs_count")
 
@@ -119,7 +119,7 @@ class ModelGraph:
             self.info.id,
             "findings" if findings else "ok",
             reason=str(nodes.facts.get("remark", "")),
-            collect_with=_TIME_WITH,
+            collect_with=_MEASURE_WITH,
             metrics=(*_sizes(nodes, order, why), *_memory(study, why), *_times(study), *_joined(study)),
             findings=findings,
             tables={
