@@ -19,8 +19,6 @@ from spikeprof.profiler.trace import Trace
 
 Columns = Mapping[str, list[Any]]
 
-_SHOWN_KERNELS = 3
-
 
 @dataclass(frozen=True, slots=True)
 class Study:
@@ -31,7 +29,7 @@ class Study:
     memory: Memory | None
     joined: Joined
     joined_share: float
-    kernels: dict[int, str]
+    kernels: dict[int, list[str]]
     launches: Ints
     gpu_time_ns: Floats
     heat_ns: Floats
@@ -42,7 +40,8 @@ class Study:
         """Put together; heat is of kernels where any were joined."""
         gpu_time = np.full(len(nodes), np.nan)
         launches = np.zeros(len(nodes), np.int64)
-        share, names = 0.0, {}
+        share = 0.0
+        names: dict[int, list[str]] = {}
         if not joined.why_none:
             known = joined.known
             duration = trace.column("kernels", "end_ns") - trace.column("kernels", "start_ns")
@@ -68,7 +67,7 @@ def _shares(values: Floats) -> list[float | None]:
     return [float(value) / most if most > 0 and np.isfinite(value) else None for value in values.tolist()]
 
 
-def _kernel_names(trace: Trace, joined: Joined, duration: Ints) -> dict[int, str]:
+def _kernel_names(trace: Trace, joined: Joined, duration: Ints) -> dict[int, list[str]]:
     """The kernels of each node, the one that took most time first."""
     codes, labels = trace.codes("kernels", "name")
     known = joined.known
@@ -81,12 +80,7 @@ def _kernel_names(trace: Trace, joined: Joined, duration: Ints) -> dict[int, str
     found: dict[int, list[str]] = {}
     for node, name in zip(sums.column("node").to_pylist(), sums.column("name").to_pylist(), strict=True):
         found.setdefault(node, []).append(labels[name])
-    return {node: _joined_names(names) for node, names in found.items()}
-
-
-def _joined_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN_KERNELS} more" if len(names) > _SHOWN_KERNELS else ""
-    return "; ".join(names[:_SHOWN_KERNELS]) + more
+    return found
 
 
 def shape_text(tensors: Tensors, at: int) -> str:
@@ -113,7 +107,8 @@ def node_table(study: Study, most: int) -> Columns:
         "module": [nodes.module[n] for n in chosen],
     }
     if study.heat_from == "kernels":
-        table["kernel"] = [study.kernels.get(n, "") for n in chosen]
+        table["kernel"] = [study.kernels[n][0] for n in chosen]
+        table["distinct_kernels_count"] = [len(study.kernels[n]) for n in chosen]
         table["launches_count"] = [int(study.launches[n]) for n in chosen]
         table["gpu_time_ns"] = [_number(study.gpu_time_ns[n]) for n in chosen]
     if np.isfinite(nodes.latency_ns).any():
@@ -168,13 +163,17 @@ def has_layers(table: Columns) -> bool:
 
 
 def live_table(study: Study, bins: int) -> Columns:
-    """Bytes held while nodes run, by position in the order; of many nodes the most of each stretch of them."""
-    if study.memory is None or not len(study.memory.live_bytes):
+    """Bytes held while nodes run, by position in the order; of many nodes the most of each stretch of them.
+
+    Weights and inputs that are listed first are left out: nothing else is held yet.
+    """
+    if study.memory is None or not study.memory.live_bytes.any():
         return {"position": [], "live_bytes": []}
-    live = study.memory.live_bytes
+    first = int(np.flatnonzero(study.memory.live_bytes)[0])
+    live = study.memory.live_bytes[first:]
     starts = np.unique(np.arange(bins) * len(live) // bins)
     most = np.maximum.reduceat(live, starts)
-    return {"position": starts.tolist(), "live_bytes": [int(n) for n in most.tolist()]}
+    return {"position": (starts + first).tolist(), "live_bytes": [int(n) for n in most.tolist()]}
 
 
 def peak_table(study: Study, most: int) -> Columns:

@@ -72,7 +72,8 @@ def test_lifetimes_and_peak_by_hand() -> None:
         node("output", "c", kind="output"),
     ]
     result = answer(nodes)
-    assert column(result, "live", "live_bytes") == [0, 0, 200, 600, 400, 500, 100]
+    assert column(result, "live", "live_bytes") == [200, 600, 400, 500, 100]
+    assert column(result, "live", "position") == [2, 3, 4, 5, 6]
     assert result.metric("activations_peak_bytes") == 600
     assert result.metric("weights_bytes") == 2000
     assert result.metric("inputs_bytes") == 100
@@ -270,11 +271,12 @@ def test_kernels_are_joined_by_module_operator_and_place() -> None:
     )
     result = answer(LAYER, **kernels(*step, *step))
     assert assigned(result) == {
-        "linear": ("gemm; splitk", 4, 4000.0),
+        "linear": ("gemm", 4, 4000.0),
         "silu": ("silu_kernel", 2, 2000.0),
         "mul": ("mul_kernel", 2, 2000.0),
         "mul_1": ("mul_kernel", 2, 2000.0),
     }
+    assert column(result, "nodes", "distinct_kernels_count") == [2, 1, 1, 1]
     assert result.metric("joined_time_share") == pytest.approx(10 / 12)
     assert max(column(result, "nodes", "heat_share")) == 1.0
 
