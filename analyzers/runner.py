@@ -18,6 +18,7 @@ COLLECT_WITH: dict[str, str] = {
     "counters": "spikeprof run --counters -- CMD",
     "kernel_classes": "spikeprof run --counters -- CMD",
     "model_nodes": "spikeprof run --graph MODULE:FACTORY -- CMD",
+    "tensor_stats": "spikeprof run --numerics -- CMD",
     "topology": "spikeprof run -- CMD (on a machine with NVML)",
 }
 

@@ -17,6 +17,8 @@ UNIT_OF_SUFFIX: dict[str, str] = {
     "_j": "J",
     "_mhz": "MHz",
     "_celsius": "°C",
+    "_bits": "bits",
+    "_value": "value",  # a number as a tensor holds it, which has no unit
     "_id": "id",
 }
 
