@@ -89,6 +89,14 @@ def run(
     cpu_counters: Annotated[
         bool, typer.Option("--cpu-counters", help="Count CPU cache reads and misses of the program.")
     ] = False,
+    graph: Annotated[
+        str,
+        typer.Option(
+            metavar="MODULE:FACTORY",
+            help="Once it has ended, read the static graph of the model that the factory makes (see `spikeprof graph`),"
+            " and join its nodes to the kernels.",
+        ),
+    ] = "",
     libcupti: Annotated[
         str, typer.Option(metavar="FILE", help="Use this libcupti instead of the one the program would load.")
     ] = "",
@@ -117,6 +125,7 @@ def run(
         counters_interval_ns=round(counters_interval_us * 1000),
         counters_samples=counters_samples,
         libcupti=libcupti,
+        graph=graph,
     )
     with _progress() as progress:
         outcome = session.record(command or [], output, options, progress)

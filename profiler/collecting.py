@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spikeprof.profiler.errors import OutputError
+from spikeprof.profiler.errors import OutputError, SpikeprofError
 from spikeprof.profiler.trace import CollectorNote
 
 if TYPE_CHECKING:
@@ -113,3 +114,46 @@ def attribute_counters(
         progress("attributing counters", 1, 1)
     collected.notes["pm_sampling"] = note
     return [f"no counters were sampled: {note.reason}"] if note.state == "refused" else []
+
+
+def read_graph(
+    factory: str, folder: Path, command: Sequence[str], collected: Collected, progress: Progress | None
+) -> list[str]:
+    """Read the static graph of a model in the Python of the command, beside the tables of the run.
+
+    Returns what the user should be told at once. A fault of this, or an interrupt, costs nothing that was recorded;
+    raises OutputError.
+    """
+    from spikeprof.profiler import store
+    from spikeprof.profiler.collectors.model_graph.collect import read_factory
+    from spikeprof.profiler.collectors.model_graph.tables import note_of, tables
+
+    if progress:
+        progress("reading the graph", 0, 1)
+    try:
+        read = read_factory(factory, _interpreter(command))
+        note = note_of(read)
+        for name, table in tables(read).items():
+            store.write_table(folder, name, table)
+    except OutputError:
+        raise
+    except KeyboardInterrupt:
+        note = CollectorNote("refused", f"{factory}: interrupted")
+    except SpikeprofError as error:
+        note = CollectorNote("refused", str(error).removeprefix("no graph: "))
+    except Exception as error:
+        note = CollectorNote("refused", f"{factory}: {type(error).__name__}: {error}")
+    if progress:
+        progress("reading the graph", 1, 1)
+    collected.notes["model_graph"] = note
+    return [f"the model's graph was not read: {note.reason}"] if note.state == "refused" else []
+
+
+def _interpreter(command: Sequence[str]) -> list[str]:
+    """The Python that the command starts, where it says which; else ours."""
+    from spikeprof.profiler.probes_target import interpreter_of
+
+    try:
+        return interpreter_of(list(command))
+    except (SpikeprofError, OSError):
+        return [sys.executable]

@@ -23,6 +23,7 @@ import msgspec
 import spikeprof
 from spikeprof.profiler import collecting, launch, store
 from spikeprof.profiler.collecting import Progress
+from spikeprof.profiler.collectors.model_graph.collect import check_factory
 from spikeprof.profiler.counter_metrics import check_interval
 from spikeprof.profiler.errors import DamagedTrace, OutputError, SpikeprofError, UsageError
 from spikeprof.profiler.trace import Manifest
@@ -42,6 +43,7 @@ class RunOptions:
     tracing costs. ``attribute_steps`` steps of each kind are looked at closely: which module, line and operator
     launches each kernel. ``capture_range`` records between cudaProfilerStart and cudaProfilerStop only. ``counters``
     are names of metrics (``counter_metrics``), sampled every ``counters_interval_ns``, ``counters_samples`` at most.
+    ``graph`` names a factory of the model, whose static graph is read and timed once the program has ended.
     """
 
     max_bytes: int = 2 << 30
@@ -57,6 +59,7 @@ class RunOptions:
     counters_interval_ns: int = 10_000
     counters_samples: int = 2_000_000
     libcupti: str = ""
+    graph: str = ""
 
     def __post_init__(self) -> None:
         if self.window is not None and (self.window[0] <= 0 or self.window[1] < 0):
@@ -77,6 +80,8 @@ class RunOptions:
             if getattr(self, name) < 0:
                 raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must not be negative")
 
+        if self.graph:
+            check_factory(self.graph)
         if self.counters:
             check_interval(self.counters_interval_ns)
 
@@ -171,7 +176,16 @@ def _record_into(folder: Path, command: Sequence[str], options: RunOptions, prog
     running = control.stop()
     collected = collecting.stop_all(collectors)
     try:
-        return _finish(folder, session, progress, exit_code=code, running=running, collected=collected, seconds=seconds)
+        return _finish(
+            folder,
+            session,
+            progress,
+            exit_code=code,
+            running=running,
+            collected=collected,
+            seconds=seconds,
+            graph=options.graph,
+        )
     except Exception as error:  # whatever it is: the program has run, and its exit code must not be lost
         reason = str(error) if isinstance(error, SpikeprofError) else f"{type(error).__name__}: {error}"
         return Outcome(code, None, reason=f"{reason}; the raw records are in {spool}", seconds=seconds)
@@ -186,8 +200,9 @@ def _finish(
     running: Sequence[int],
     collected: collecting.Collected | None = None,
     seconds: float = 0.0,
+    graph: str = "",
 ) -> Outcome:
-    """Assemble the spool, write the manifest, remove the spool."""
+    """Assemble the spool, read the model's graph where asked to, write the manifest, remove the spool."""
     from spikeprof.profiler.assemble.build import assemble
 
     duration_ns = time.time_ns() - session.t0_unix_ns
@@ -204,6 +219,8 @@ def _finish(
         duration_ns = built.end_ns
     warnings = _warnings(built.notes, running)
     warnings += collecting.attribute_counters(spool, folder, session.t0_unix_ns, collected, progress)
+    if graph:
+        warnings += collecting.read_graph(graph, folder, session.command, collected, progress)
     note = built.note
     if not built.processes:
         note = dataclasses.replace(note, reason=launch.why_not_traced(session.command))

@@ -60,6 +60,12 @@ def is_factory(text: str) -> bool:
     return _FACTORY.fullmatch(text) is not None
 
 
+def check_factory(text: str) -> None:
+    """Raises UsageError where the text names no factory."""
+    if not is_factory(text):
+        raise UsageError(f"{text!r} names no factory: write package.module:function or path/file.py:function")
+
+
 def read_factory(
     factory: str, python: Sequence[str] = (sys.executable,), via: str = "auto", runs: int = DEFAULT_RUNS
 ) -> Read:
@@ -68,8 +74,7 @@ def read_factory(
     What the factory prints goes to standard error. Raises InputError when there is no graph, CommandNotFound when
     there is no such Python, UsageError for what can be neither.
     """
-    if not is_factory(factory):
-        raise UsageError(f"{factory!r} names no factory: write package.module:function or path/file.py:function")
+    check_factory(factory)
     with tempfile.TemporaryDirectory(prefix="spikeprof-graph-") as folder:
         result = Path(folder, "result.jsonl")
         options = json.dumps({"factory": factory, "via": via, "runs": runs, "result": str(result)})

@@ -15,7 +15,7 @@ from typing import Any
 Made = tuple[Any, tuple[Any, ...], dict[str, Any]]  # model, args, kwargs
 
 _PACKAGE = str(Path(__file__).parent)
-_OTHER_PYTHON = "; name the Python that has torch with --python"
+_OTHER_PYTHON = f"; {sys.executable} has no torch (`spikeprof graph --python` names another one)"
 _LONGEST = 300  # characters of a message
 
 
