@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from spikeprof.cli.inputs import BETWEEN_HELP, open_input
+from spikeprof.cli.policy import POLICY_HELP
 
 
 class FailOn(StrEnum):
@@ -35,6 +36,7 @@ def analyze(
         FailOn | None,
         typer.Option("--fail-on", help="Exit with 1 when there is a finding of this severity or above."),
     ] = None,
+    policy: Annotated[Path | None, typer.Option("--policy", metavar="FILE", help=POLICY_HELP)] = None,
 ) -> int:
     """Find what limits a recorded run; works on any machine, no GPU needed."""
     from spikeprof.cli import outputs
@@ -43,8 +45,11 @@ def analyze(
         outputs.check(output, outputs.is_json_report)
     from spikeprof.reports import json_
     from spikeprof.reports.build import build_report
+    from spikeprof.reports.coverage_policy import read_policy
 
-    report = build_report(*open_input(path, between))
+    bounds = read_policy(policy) if policy is not None else []
+    trace, name = open_input(path, between)
+    report = build_report(trace, name)
     if output is not None:
         json_.write_json(report, output)
     if as_json:
@@ -56,11 +61,13 @@ def analyze(
 
         render_terminal(report, Console())
         typer.echo(f"\nnext: spikeprof report {shlex.quote(str(path))} -o report.html")
-    if fail_on is None:
-        return 0
-    from spikeprof.cli.policy import violations
+    from spikeprof.cli import policy as policies
 
-    reasons = violations(report, fail_on.value)
+    reasons = []
+    if fail_on is not None:
+        reasons += [f"--fail-on {fail_on.value}: {reason}" for reason in policies.violations(report, fail_on.value)]
+    if bounds:
+        reasons += [f"--policy {policy}: {reason}" for reason in policies.unmet(trace, name, bounds)]
     for reason in reasons:
-        typer.echo(f"spikeprof: --fail-on {fail_on.value}: {reason}", err=True)
+        typer.echo(f"spikeprof: {reason}", err=True)
     return 1 if reasons else 0

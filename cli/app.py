@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from spikeprof import __version__
-from spikeprof.cli import analyze, counters, doctor, explain, graph, report, run, topology
+from spikeprof.cli import analyze, counters, coverage, doctor, explain, graph, report, run, topology
 from spikeprof.profiler.counter_metrics import DEFAULT_SET, METRICS, SETS
 from spikeprof.profiler.errors import OutputError, SpikeprofError, UsageError
 
@@ -42,6 +42,9 @@ app = typer.Typer(
 app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
 app.command("analyze", short_help="Find what limits a recorded run; needs no GPU.")(analyze.analyze)
 app.command("report", short_help="Write one HTML file that works offline.")(report.report)
+app.command("coverage", short_help="Say how much is done in fused kernels; hold it against a policy.")(
+    coverage.coverage
+)
 app.command("doctor")(doctor.doctor)
 app.command("counters", short_help="Read counters of GPUs that are at work already.")(counters.counters)
 app.command("topology", short_help="Show how the GPUs are joined, and what that suits.")(topology.topology)

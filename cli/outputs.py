@@ -33,6 +33,14 @@ def is_json_report(path: Path) -> bool:
     return found.keys() >= _JSON_KEYS
 
 
+def is_coverage(path: Path) -> bool:
+    """Whether the file is a coverage file of ours."""
+    from spikeprof.reports.coverage import MARK
+
+    with path.open("rb") as file:
+        return file.read(len(MARK)) == MARK
+
+
 def check(path: Path, is_ours: Callable[[Path], bool]) -> None:
     """Refuse, before any work is done, an output that cannot or must not be written. Raises OutputError.
 

@@ -1,4 +1,4 @@
-"""``--fail-on``: when a report fails the policy that the user asked for."""
+"""``--fail-on`` and ``--policy``: when a report or a coverage fails what the user asked for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from spikeprof.profiler.trace import Trace
+    from spikeprof.reports.coverage_policy import Bound
     from spikeprof.reports.model import Report
+
+POLICY_HELP = "Exit with 1 unless fusion coverage keeps to this policy (JSON or YAML)."
 
 SEVERITIES = ("info", "warning", "critical")
 
@@ -29,3 +33,13 @@ def violations(report: Report, severity: str) -> list[str]:
     if not lines and asked and all(r.status == "not_measured" for r in asked):
         lines.append(f"nothing was measured that could pass ({asked[0].reason})")
     return lines
+
+
+def unmet(trace: Trace, name: str, bounds: list[Bound]) -> list[str]:
+    """Which bounds the fusion coverage of a recording does not keep to, one line each."""
+    from spikeprof.reports.coverage import merged
+    from spikeprof.reports.coverage_policy import check
+    from spikeprof.reports.coverage_sources import of_trace
+    from spikeprof.reports.coverage_text import failures
+
+    return failures(check(bounds, merged([of_trace(trace, name)])))

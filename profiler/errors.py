@@ -7,7 +7,7 @@ with the values, what still works, and what to do.
 code meaning
 ==== ==============================================================================
 0    done (``run``: the program's own exit code is passed through instead)
-1    a policy the user asked for failed (``--fail-on``), or a test of ``doctor`` failed
+1    a policy the user asked for failed (``--fail-on``, ``--policy``), or a test of ``doctor`` failed
 2    the command line is wrong
 3    the input cannot be read: no trace there, foreign, truncated, newer schema, corrupt; no GPU to ask
 4    the output cannot be written: folder exists, read-only, disk full
