@@ -408,7 +408,7 @@ _NODE_COLUMNS = (
     _Column("launches_count", "Launches", 94),
     _Column("gpu_time_ns", "GPU time"),
     _Column("latency_ns", "Latency"),
-    _Column("host_ns", "On host", 90),
+    _Column("host_ns", "On host", 76),
     _Column("heat_share", "Heat"),
 )
 _HELD_COLUMNS = (
