@@ -9,6 +9,7 @@ from spikeprof.analyzers.fusion_coverage import FusionCoverage
 from spikeprof.analyzers.kernel_latency import KernelLatency
 from spikeprof.analyzers.launch_gaps import LaunchGaps
 from spikeprof.analyzers.model_graph import ModelGraph
+from spikeprof.analyzers.overflow import Overflow
 from spikeprof.analyzers.ownership import Ownership
 from spikeprof.analyzers.steps import Steps
 from spikeprof.analyzers.topology import Topology
@@ -24,6 +25,7 @@ ANALYZERS: tuple[Analyzer, ...] = (
     FusionBoundary(),
     FusionCoverage(),
     LaunchGaps(),
+    Overflow(),
     ModelGraph(),
     Topology(),
 )

@@ -66,6 +66,14 @@ def duration(ns: float) -> str:
     return f"{sign}{minutes // 60:,} h {minutes % 60:02d} min"
 
 
+def magnitude(value: float) -> str:
+    """A number as a tensor holds it, which has no unit: 65,504, 12.4, 0.0610, 3.39e38."""
+    if value == 0 or 1e-2 <= abs(value) < 1e6:
+        return f"{value:,.0f}" if abs(value) >= 1000 else digits(value)
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
 def moment(ns: float) -> str:
     """A point on the recording's clock, to the microsecond: 2.260152 s."""
     return f"{ns / 1e9:,.6f} s"
@@ -115,7 +123,8 @@ _CUPTI_VERSIONS = ("libcupti_version", "libcupti", "fixed_in")
 _MOMENTS = ("bin_start_ns", "end_ns", "start_ns", "steady_begin_ns", "t_ns")
 
 #: Ratios that are numbers of something, not so many times something else.
-_PLAIN_RATIOS = ("drift_correlation_ratio", "instructions_per_cycle_ratio", "utilisation_ratio", "waves_ratio")
+_PLAIN_RATIOS = ("drift_correlation_ratio", "instructions_per_cycle_ratio", "trend_correlation_ratio",
+                 "utilisation_ratio", "waves_ratio")  # fmt: skip
 
 _BY_UNIT: dict[str | None, Callable[[float], str]] = {
     "ns": duration,
@@ -131,6 +140,8 @@ _BY_UNIT: dict[str | None, Callable[[float], str]] = {
     "J": lambda v: _scaled(v, _ENERGY),
     "MHz": lambda v: f"{v:,.0f} MHz",
     "°C": lambda v: f"{v:.0f} °C",
+    "bits": lambda v: f"{digits(v)} bits" if abs(v) >= 0.05 else f"{v:.2f} bits",
+    "value": magnitude,
     "id": lambda v: f"{v:.0f}",
 }
 

@@ -27,6 +27,7 @@ _ANALYZER_TITLES = {
     "fusion-boundary": "Occupancy and neighbours",
     "fusion-coverage": "Fusion",
     "model-graph": "Model graph",
+    "overflow": "Numerics",
 }
 
 _SOURCES = {"torch.profiler": "imported from torch.profiler", "nsys": "imported from Nsight Systems"}

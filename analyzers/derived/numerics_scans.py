@@ -1,0 +1,222 @@
+"""Scans of watched tensors in execution order, and what they add up to for each tensor of the model.
+
+A *watched tensor* is what a module hands on or takes (path, role, dtype), in all steps and processes together: several
+outputs of one module are one. A scan is *bad* when it saw Inf or NaN. Steps are numbered by process from 0; within a
+step scans are in the order in which the device ran them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from spikeprof.analyzers.derived.groups import first_of_groups, group_codes
+from spikeprof.analyzers.derived.intervals import Bools, Integers, Ints, ints
+from spikeprof.analyzers.derived.numerics_formats import Floats, Format, format_of, headroom_bits, limits
+from spikeprof.profiler.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One watched tensor; ``path`` is empty for the model itself."""
+
+    path: str
+    class_name: str
+    role: str
+    dtype: str
+
+    @property
+    def format(self) -> Format | None:
+        """Its number format, None where that is not known."""
+        return format_of(self.dtype)
+
+
+@dataclass(frozen=True)
+class Scans:
+    """Arrays of one element per scan, sorted by process, step and order; ``tensor`` numbers ``tensors``.
+
+    ``amax`` is the largest finite magnitude, ``smallest`` the smallest above zero; NaN where there is none.
+    """
+
+    rank: Ints
+    step: Ints
+    order: Ints
+    tensor: Ints
+    elements: Ints
+    nan: Ints
+    inf: Ints
+    subnormal: Ints
+    zero: Ints
+    saturated: Ints
+    first_bad: Ints
+    amax: Floats
+    smallest: Floats
+    limit: Floats
+    tensors: tuple[Tensor, ...]
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    @cached_property
+    def bad(self) -> Bools:
+        """Scans that saw Inf or NaN."""
+        return np.asarray(self.nan + self.inf > 0, np.bool_)
+
+    @cached_property
+    def headroom(self) -> Floats:
+        """log2(limit / amax) of each scan, in bits; infinite where all is zero, NaN where it is not known."""
+        return headroom_bits(self.amax, self.limit)
+
+    @cached_property
+    def step_group(self) -> Ints:
+        """Number of the (process, step) of each scan, ascending."""
+        new = (np.diff(self.rank) != 0) | (np.diff(self.step) != 0)
+        return ints(np.append(0, np.cumsum(new))) if len(self) else ints([])
+
+    @cached_property
+    def subnormal_share(self) -> Floats:
+        """Subnormal elements of those that are finite and not zero, of each scan."""
+        return _shares(self.subnormal, self.elements - self.nan - self.inf - self.zero)
+
+    @cached_property
+    def zero_share(self) -> Floats:
+        """Zeros of all elements, of each scan."""
+        return _shares(self.zero, self.elements)
+
+    @cached_property
+    def saturated_share(self) -> Floats:
+        """Elements at the largest number or the end codes, of each scan."""
+        return _shares(self.saturated, self.elements)
+
+    def which(self, of: Callable[[Tensor], bool]) -> Bools:
+        """Of which watched tensors something is true: one element per tensor."""
+        return np.array([of(one) for one in self.tensors], np.bool_)
+
+    @cached_property
+    def unscaled(self) -> Bools:
+        """Watched tensors whose headroom says something: floats that are not scaled to fill their format."""
+        return self.which(lambda one: one.format is not None and not one.format.scaled)
+
+
+def scans_of(trace: Trace, fp16_limit: float) -> Scans:
+    """The table ``tensor_stats`` in execution order; ``fp16_limit`` is the largest number that fp16 is to hold."""
+    rank, step, order = (ints(trace.column("tensor_stats", name)) for name in ("rank", "step", "order"))
+    sort = np.lexsort((order, step, rank))
+    texts = [trace.codes("tensor_stats", name) for name in ("module", "class_name", "role", "dtype")]
+    (path, paths), (class_name, classes), (role, roles), (dtype, dtypes) = texts
+    tensor, count = group_codes(path[sort], role[sort], dtype[sort])
+    first = sort[first_of_groups(tensor, count)]
+    tensors = tuple(
+        Tensor(paths[path[row]], classes[class_name[row]], roles[role[row]], dtypes[dtype[row]]) for row in first
+    )
+
+    def counts(name: str) -> Ints:
+        return ints(trace.column("tensor_stats", f"{name}_count"))[sort]
+
+    def magnitudes(name: str) -> Floats:
+        values = np.asarray(trace.column("tensor_stats", name), np.float64)[sort]
+        return np.where((values >= 0) & np.isfinite(values), values, np.nan)
+
+    return Scans(
+        rank=rank[sort],
+        step=step[sort],
+        order=order[sort],
+        tensor=tensor,
+        elements=counts("elements"),
+        nan=counts("nan"),
+        inf=counts("inf"),
+        subnormal=counts("subnormal"),
+        zero=counts("zero"),
+        saturated=counts("saturated"),
+        first_bad=ints(trace.column("tensor_stats", "first_bad_index"))[sort],
+        amax=magnitudes("amax_value"),
+        smallest=magnitudes("smallest_value"),
+        limit=limits([one.dtype for one in tensors], fp16_limit)[tensor],
+        tensors=tensors,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Arrays of one element per watched tensor, over all its scans.
+
+    Shares are the largest of any one scan: of all elements, subnormal ones of those that are finite and not zero.
+    ``least_headroom`` is NaN where no scan has a finite one. ``steps`` are those of all processes together.
+    """
+
+    scans: Ints
+    steps: Ints
+    bad_steps: Ints
+    nan: Ints
+    inf: Ints
+    amax: Floats
+    smallest: Floats
+    least_headroom: Floats
+    limit: Floats
+    subnormal_share: Floats
+    zero_share: Floats
+    saturated_share: Floats
+
+
+def totals(scans: Scans) -> Totals:
+    """Add up the scans of each watched tensor."""
+    number, of = len(scans.tensors), scans.tensor
+    headroom = np.where(np.isfinite(scans.headroom), scans.headroom, np.nan)
+    limit = np.full(number, np.nan)
+    limit[of] = scans.limit
+    return Totals(
+        ints(np.bincount(of, minlength=number)),
+        steps_by_tensor(scans, np.ones(len(scans), np.bool_)),
+        steps_by_tensor(scans, scans.bad),
+        _sums(of, scans.nan, number),
+        _sums(of, scans.inf, number),
+        _most(of, scans.amax, number),
+        -_most(of, -scans.smallest, number),
+        -_most(of, -headroom, number),
+        limit,
+        *(_most(of, share, number) for share in (scans.subnormal_share, scans.zero_share, scans.saturated_share)),
+    )
+
+
+def steps_by_tensor(scans: Scans, which: Bools) -> Ints:
+    """In how many steps each watched tensor has a scan of those chosen."""
+    picked = np.flatnonzero(which)
+    pairs = np.unique(scans.tensor[picked] * (int(scans.step_group.max(initial=0)) + 1) + scans.step_group[picked])
+    return ints(np.bincount(pairs // (int(scans.step_group.max(initial=0)) + 1), minlength=len(scans.tensors)))
+
+
+def first_by_tensor(scans: Scans, which: Bools) -> Ints:
+    """The first scan, in execution order by step, of those chosen, of each watched tensor; -1 where there is none."""
+    picked = np.flatnonzero(which)
+    picked = picked[np.lexsort((scans.order[picked], scans.step[picked]))]
+    found = np.full(len(scans.tensors), -1, np.int64)
+    found[scans.tensor[picked[::-1]]] = picked[::-1]
+    return found
+
+
+def in_order(scans: Scans, chosen: Ints) -> Floats:
+    """Where in execution order, by step, the chosen scan of each watched tensor is; infinite where it is -1, none."""
+    known = np.flatnonzero(chosen >= 0)
+    place = np.full(len(chosen), np.inf)
+    place[known[np.lexsort((scans.order[chosen[known]], scans.step[chosen[known]]))]] = np.arange(len(known))
+    return place
+
+
+def _shares(part: Ints, whole: Ints) -> Floats:
+    """``part / whole``, 0 where there is no whole."""
+    return np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
+
+
+def _sums(of: Integers, values: Ints, number: int) -> Ints:
+    # Exact below 2^53 elements.
+    return ints(np.bincount(of, values.astype(np.float64), minlength=number))
+
+
+def _most(of: Integers, values: Floats, number: int) -> Floats:
+    """The largest value of each group, NaN where it has none."""
+    found = np.full(number, -np.inf)
+    np.maximum.at(found, of, np.where(np.isnan(values), -np.inf, values))
+    return np.where(np.isneginf(found), np.nan, found)
