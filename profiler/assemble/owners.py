@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from spikeprof.profiler import store
 from spikeprof.profiler.assemble.attribution import Attribution
-from spikeprof.profiler.assemble.carry import PLACE, WANTED, carry
+from spikeprof.profiler.assemble.carry import PLACE, WANTED, Only, carry
 from spikeprof.profiler.assemble.spool import ProcessSpool
 from spikeprof.profiler.nesting import Nesting
 from spikeprof.profiler.origins import (
@@ -76,7 +76,9 @@ def _note(attributions: Sequence[Attribution]) -> CollectorNote | None:
     if not told:
         return None
     skipped = dict.fromkeys(why for a in told for what, why, *_ in a.spans if what == "skipped" and why)
-    faults = dict.fromkeys(why for a in told for what, why, *_ in a.spans if what == "ended" and why.startswith("fault"))
+    faults = dict.fromkeys(
+        why for a in told for what, why, *_ in a.spans if what == "ended" and why.startswith("fault")
+    )
     dropped = {what: sum(a.dropped[what] for a in told) for what in ("launches", "operators", "module calls")}
     lost = [f"{count} {what} came too fast to be kept" for what, count in dropped.items() if count]
     tried = any(a.tried for a in told)
@@ -344,21 +346,29 @@ class _Owners:
         in_graph = self._in_graph[rows]
         # A replay of a graph is one step in a sequence, called after the graph.
         token = numbered(kernels.rank[rows], in_graph, np.where(in_graph, kernels.graph[rows], kernels.name[rows])).code
-        carried = carry(
-            kernels.sequence[rows],
-            token,
-            kernels.grid[rows],
-            np.where(launched, np.append(place_of, -1)[seen], WANTED),
-            np.where(launched, seen, WANTED),
-        )
+        place = np.where(launched, np.append(place_of, -1)[seen], WANTED)
+        carried = carry(kernels.sequence[rows], token, kernels.grid[rows], place)
         found = np.flatnonzero(carried.place >= 0)
-        place, origin = carried.place[found], carried.origin[found].astype(np.int64)
+        if not len(found):
+            return
+        origin = self._with_inputs(rows[(place >= 0) & ~in_graph], place_of, rows[found], carried.place[found])
         open_ = np.flatnonzero(origin < 0)
-        needed = numbered(place[open_])
-        bare = [self._without_inputs(int(first[p])) for p in place[open_][needed.first].tolist()]
+        needed = numbered(carried.place[found[open_]])
+        bare = [self._without_inputs(int(first[p])) for p in carried.place[found[open_]][needed.first].tolist()]
         origin[open_] = np.array(bare, np.int64)[needed.code]
         self.origin[rows[found]] = origin
         self.match[rows[found]] = np.where(carried.length[found] >= PLACE, _POSITION, _SIGNATURE)
+
+    def _with_inputs(self, seen: Ints, place_of: Ints, rows: Ints, place: npt.NDArray[Any]) -> Ints:
+        """The origin of kernels of known places, where all launches seen there with that grid had the same inputs.
+
+        -1 where they had not, or where there was but one: the next may have had others.
+        """
+        grids = int(self._kernels.grid.max()) + 1
+        origin = self.origin[seen].astype(np.int64)
+        known = Only(place_of[origin] * grids + self._kernels.grid[seen], origin)
+        at = known.find(place.astype(np.int64) * grids + self._kernels.grid[rows])
+        return np.where((at >= 0) & (known.count[at] > 1), known.value[at], -1)
 
     def _sequences(self) -> Ints:
         """Kernels stream behind stream, each in order; of those that one graph launch ran on a stream, the first."""

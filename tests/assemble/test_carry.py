@@ -1,0 +1,146 @@
+"""Origins carried over: sequences small enough to follow by hand, and any sequence against a slow search."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spikeprof.profiler.assemble import carry as module
+from spikeprof.profiler.assemble.carry import LONGEST, PLACE, WANTED, Carried, carry
+
+
+def carried(
+    tokens: list[int], places: list[int], grids: list[int] | None = None, sequence: list[int] | None = None
+) -> Carried:
+    """``places`` may be shorter: the rest is wanted."""
+    rest = [WANTED] * (len(tokens) - len(places))
+    arrays = (sequence or [0] * len(tokens), tokens, grids or [0] * len(tokens), places + rest)
+    return carry(*(np.array(values, np.int64) for values in arrays))
+
+
+STEP = [9, *[1, 2, 3] * 20, 8]  # twenty layers of three kernels between two that are there once
+PLACES = list(range(len(STEP)))
+BEFORE = [WANTED] * (2 * len(STEP))
+
+
+def test_like_layers_are_told_apart_by_where_they_are_in_the_step() -> None:
+    found = carried(STEP * 5, BEFORE + PLACES)
+    for step in (0, 1, 3, 4):
+        place, length = (part[step * len(STEP) : (step + 1) * len(STEP)] for part in found)
+        assert place.tolist() == PLACES
+        assert length.min() >= PLACE
+    assert found.length[2 * len(STEP) : 3 * len(STEP)].tolist() == [0] * len(STEP)  # these were not asked
+
+
+def test_the_last_step_is_known_by_what_precedes_it_and_the_first_by_what_follows() -> None:
+    found = carried(STEP * 3, BEFORE[: len(STEP)] + PLACES)
+    assert found.place[2 * len(STEP) :].tolist() == PLACES
+    assert found.place[: len(STEP)].tolist() == PLACES
+
+
+def test_a_kernel_that_is_there_once_is_known_without_a_place() -> None:
+    found = carried([5, 6, 7, 5], [0, 1])
+    assert found.place.tolist() == [-1, -1, -1, 0]
+    assert found.length[3] < PLACE
+
+
+def test_another_grid_is_another_kernel_unless_its_place_is_known() -> None:
+    assert carried([5, 6, 7, 5], [0, 1], grids=[1, 1, 1, 2]).place.tolist() == [-1, -1, -1, -1]
+    grids = [0] * len(STEP) * 3 + [i % 2 for i in range(len(STEP))]
+    assert carried(STEP * 4, BEFORE + PLACES, grids).place[3 * len(STEP) :].tolist() == PLACES
+
+
+def test_what_two_places_fit_stays_unknown() -> None:
+    # However long a stretch: a step of one kernel, attributed as two.
+    assert carried([1] * 300, [WANTED] * 100 + [0, 1] * 50).place.tolist() == [-1] * 300
+
+
+def test_an_attributed_launch_of_which_nothing_is_known_is_a_place_too() -> None:
+    assert carried([1, 1, 2, 1], [0, -1]).place.tolist() == [-1] * 4
+    assert carried([1, 2, 1], [-1]).place.tolist() == [-1] * 3
+
+
+def test_a_changed_kernel_costs_its_neighbours_nothing() -> None:
+    changed = list(STEP)
+    changed[30] = 77  # another kernel in one layer
+    found = carried(STEP * 4 + changed + STEP * 2, BEFORE + PLACES)
+    assert found.place[4 * len(STEP) : 5 * len(STEP)].tolist() == [p if p != 30 else -1 for p in PLACES]
+    assert found.place[5 * len(STEP) :].tolist() == PLACES * 2
+
+
+def test_sequences_do_not_run_into_one_another() -> None:
+    # Of two places of 5 the second was seen after another 5. So is the last one, but on a stream of its own.
+    assert carried([4, 5, 5, 4, 5, 5], [0, 1, 2]).place[3:].tolist() == [0, 1, 2]
+    assert carried([4, 5, 5, 4, 5, 5], [0, 1, 2], sequence=[0, 0, 0, 0, 0, 1]).place[3:].tolist() == [0, 1, -1]
+
+
+def test_nothing_to_find_and_nothing_to_find_it_by() -> None:
+    assert carried([], []).place.tolist() == []
+    assert carried([1, 2], []).place.tolist() == [-1, -1]
+    assert carried([1, 2], [5, 6]).length.tolist() == [0, 0]
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=60, unique=True), st.integers(2, 5), st.data())
+def test_any_step_of_different_kernels_is_mapped_exactly(step: list[int], times: int, data: st.DataObject) -> None:
+    tokens = np.unique(np.array(step * times), return_inverse=True)[1]
+    seen = data.draw(st.integers(0, times - 1))
+    places = [p if i == seen else WANTED for i in range(times) for p in range(len(step))]
+    found = carried(tokens.tolist(), places)
+    for i in range(times):
+        if i != seen:
+            assert found.place[i * len(step) : (i + 1) * len(step)].tolist() == list(range(len(step)))
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> list[tuple[int, int, int, int]]:
+    """Kernels of two sequences: sequence, token, grid, place."""
+    rows = st.tuples(st.integers(0, 2), st.integers(0, 1), st.sampled_from([WANTED, WANTED, -1, 0, 1, 2]))
+    return [(sequence, *row) for sequence in (0, 1) for row in draw(st.lists(rows, max_size=25))]
+
+
+@given(sequences())
+def test_any_sequence_against_a_slow_search(rows: list[tuple[int, int, int, int]]) -> None:
+    columns = [np.array([row[i] for row in rows], np.int64) for i in range(4)]
+    with mock.patch.object(module, "LONGEST", 8), mock.patch.object(module, "PLACE", 4):
+        found = carry(*columns)
+    for i, row in enumerate(rows):
+        if row[3] == WANTED:
+            assert found.place[i] == slowly(rows, i), i
+        else:
+            assert found.length[i] == 0
+
+
+def slowly(rows: list[tuple[int, int, int, int]], i: int) -> int:
+    (before, width), (after, later) = one_way(rows, i), one_way(rows[::-1], len(rows) - 1 - i)
+    if width == later and before != after and min(before, after) >= 0:
+        return -1
+    told = later > width or (before < 0 and later >= 4)
+    return after if told and after >= 0 else before
+
+
+def one_way(rows: list[tuple[int, int, int, int]], i: int) -> tuple[int, int]:
+    """The place by the longest stretch that occurs, and how long that is."""
+    for width in (8, 4, 2, 1):
+        stretch = stretch_to(rows, i, width)
+        if stretch is None:
+            continue
+        like = [rows[j] for j in range(len(rows)) if rows[j][3] != WANTED and stretch_to(rows, j, width) == stretch]
+        same = [row for row in like if row[2] == rows[i][2]]
+        chosen = {row[3] for row in same or (like if width >= 4 else [])}
+        if chosen:
+            return (chosen.pop() if len(chosen) == 1 else -1), width
+    return -1, 0
+
+
+def stretch_to(rows: list[tuple[int, int, int, int]], i: int, width: int) -> list[int] | None:
+    """The tokens of so many kernels up to one, None where its sequence has not that many."""
+    part = rows[max(i - width + 1, 0) : i + 1]
+    return [row[1] for row in part] if len(part) == width and len({row[0] for row in part}) == 1 else None
+
+
+def test_the_lengths_are_powers_of_two() -> None:
+    assert LONGEST & (LONGEST - 1) == 0
+    assert PLACE & (PLACE - 1) == 0
