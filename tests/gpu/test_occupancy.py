@@ -1,0 +1,62 @@
+"""Occupancy as worked out from a recording, against what the driver says about the very functions."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spikeprof.analyzers.derived.intervals import ints
+from spikeprof.analyzers.derived.occupancy import Shapes, occupancy
+from spikeprof.profiler.hardware import architecture
+from spikeprof.profiler.importers import open_trace
+
+PROGRAM = Path(__file__).with_name("occupancy_launches.py")
+SPIKEPROF = shlex.split(os.environ.get("SPIKEPROF_TEST_COMMAND", f"{sys.executable} -m spikeprof"))
+
+
+@pytest.fixture(scope="module")
+def asked() -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), "--ask"], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    if kept := os.environ.get("SPIKEPROF_KEEP"):  # to be recorded for tests without a GPU
+        Path(kept, "occupancy_h200.json").write_text(done.stdout)
+    return found
+
+
+def test_blocks_are_those_of_the_driver(asked: list[dict[str, Any]]) -> None:
+    """Of 50 different kernels and more, launches in clusters among them."""
+    import torch
+
+    major, minor = torch.cuda.get_device_capability()
+    shapes = Shapes(
+        ints([row["threads"] for row in asked]),
+        ints([row["registers"] for row in asked]),
+        ints([row["static"] + row["dynamic"] for row in asked]),
+        ints([0] * len(asked)),
+    )
+    ours = occupancy(shapes, [architecture(f"sm_{major}{minor}")]).blocks.tolist()
+    wrong = [(row, blocks) for row, blocks in zip(asked, ours, strict=True) if row["blocks"] != blocks]
+    assert not wrong
+    assert len({row["symbol"] for row in asked}) >= 50
+    assert major < 9 or any(row["cluster"] > 1 for row in asked)
+
+
+def test_a_recording_has_the_shapes_that_the_driver_has(asked: list[dict[str, Any]], tmp_path: Path) -> None:
+    command = [*SPIKEPROF, "run", "--no-summary", "-o", str(tmp_path / "trace"), "--", sys.executable, str(PROGRAM)]
+    assert subprocess.run(command, capture_output=True, timeout=240, check=False).returncode == 0
+    kernels = open_trace(tmp_path / "trace").table("kernels").to_pandas()
+    threads = kernels.block_x * kernels.block_y * kernels.block_z
+    columns = (threads, kernels.registers_count, kernels.shared_static_bytes, kernels.shared_dynamic_bytes)
+    recorded = set(zip(*(column.tolist() for column in columns), strict=True))
+    said = {tuple(row[name] for name in ("threads", "registers", "static", "dynamic")) for row in asked}
+    assert said <= recorded
