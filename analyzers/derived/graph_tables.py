@@ -121,7 +121,22 @@ def node_table(study: Study, most: int) -> Columns:
     table["dtype"] = ["" if at is None else nodes.tensors.dtype[at] for at in first]
     table["output_bytes"] = [None if at is None else _number(nodes.tensors.bytes_of(at)) for at in first]
     table["row_alignment_bytes"] = [found.alignment_bytes if found else None for found in gives]
+    table["input_alignment_bytes"] = _input_alignments(nodes, chosen)
     return table
+
+
+def _input_alignments(nodes: Nodes, chosen: Sequence[int]) -> list[int | None]:
+    """The worst alignment of rows among what each node takes; None where no layout is known."""
+    tensors: dict[int, list[int]] = {}
+    for at, node in enumerate(nodes.tensors.node.tolist()):
+        tensors.setdefault(node, []).append(at)
+    wanted = {*chosen}
+    takes: dict[int, list[int]] = {}
+    for source, target in zip(nodes.source.tolist(), nodes.target.tolist(), strict=True):
+        if target in wanted:
+            takes.setdefault(target, []).extend(tensors.get(source, ()))
+    found = ((rows_of(nodes.tensors, at) for at in takes.get(node, ())) for node in chosen)
+    return [min((one.alignment_bytes for one in some if one), default=None) for some in found]
 
 
 def _number(value: float) -> float | None:

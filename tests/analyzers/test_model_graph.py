@@ -178,6 +178,18 @@ def test_unaligned_rows_of_large_tensors_with_what_to_pad_to() -> None:
     assert found[1].recommendation == "Begin the slice at a multiple of 8 elements."
 
 
+def test_the_alignment_of_what_a_node_takes_and_gives() -> None:
+    nodes = [
+        node("w", shape=[33, 24], kind="parameter"),
+        node("x", shape=[8, 33], kind="input"),
+        node("mm", "x", "w", shape=[8, 24]),
+        node("nothing"),
+    ]
+    table = answer(nodes).tables["nodes"]
+    assert table["row_alignment_bytes"] == [16, None]  # 48 bytes from row to row
+    assert table["input_alignment_bytes"] == [2, None]  # the worse of 66 and 48
+
+
 # -- heat ------------------------------------------------------------------------------------------------------------
 
 

@@ -63,14 +63,17 @@ def mlp() -> Any:
 
 
 def by_keyword() -> Any:
+    """Arguments out of order, and a default."""
     import torch
     from torch import nn
 
     class Scaled(nn.Module):
-        def forward(self, x: torch.Tensor, scale: torch.Tensor, shift: float = 1.0) -> torch.Tensor:
-            return x * scale + shift
+        def forward(
+            self, x: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor, shift: float = 1.0
+        ) -> torch.Tensor:
+            return (x * scale)[:2] + offset + shift
 
-    return Scaled().eval(), (torch.ones(4),), {"scale": torch.full((4,), 2.0)}
+    return Scaled().eval(), (torch.ones(4),), {"offset": torch.ones(2), "scale": torch.full((4,), 2.0)}
 
 
 def branches() -> Any:

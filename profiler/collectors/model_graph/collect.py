@@ -18,6 +18,7 @@ from spikeprof.profiler.errors import CommandNotFound, InputError, UsageError
 
 WAYS = ("auto", "export", "fx")
 DEFAULT_RUNS = 10
+NOT_ASKED = "not asked for (--no-time)"
 
 _CHILD = Path(__file__).with_name("child")
 _PATIENCE_SECONDS = 2.0
@@ -97,7 +98,7 @@ def read_factory(
         facts.pop("nodes"),
         facts,
         told.get("timing", {}),
-        why if runs else "not asked for (--no-time)",
+        why if runs else NOT_ASKED,
         runs if "timing" in told else 0,
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from spikeprof.profiler.collectors.model_graph.collect import Read
+from spikeprof.profiler.collectors.model_graph.collect import NOT_ASKED, Read
 from spikeprof.profiler.schema import TABLES
 from spikeprof.profiler.trace import CollectorNote
 
@@ -31,17 +31,20 @@ def tables(read: Read) -> dict[str, pa.Table]:
 
 
 def note_of(read: Read) -> CollectorNote:
-    """What the manifest says of a graph that was read."""
-    reason = remark(read)
-    if read.not_timed:
-        reason = "; ".join(part for part in (reason, f"not timed: {read.not_timed}") if part)
-    return CollectorNote("ok", reason, records_count=len(read.nodes))
+    """What the manifest says of a graph: degraded where export refused, or where nodes could not be timed."""
+    problems = [*_refused(read)]
+    if read.not_timed and read.not_timed != NOT_ASKED and read.via != "json":
+        problems.append(f"not timed: {read.not_timed}")
+    return CollectorNote("degraded" if problems else "ok", "; ".join(problems), records_count=len(read.nodes))
 
 
 def remark(read: Read) -> str:
     """What limits the graph, one line; empty where nothing does."""
-    refused = [f"torch.{way} refused: {why}" for way, why in read.facts.get("refused", {}).items()]
-    return "; ".join([*refused, *read.facts.get("remarks", [])])
+    return "; ".join([*_refused(read), *read.facts.get("remarks", [])])
+
+
+def _refused(read: Read) -> list[str]:
+    return [f"torch.{way} refused: {why}" for way, why in read.facts.get("refused", {}).items()]
 
 
 def _graph(read: Read) -> dict[str, Any]:

@@ -99,7 +99,8 @@ def checked(spec: str, made: Any) -> Made:
     wanted = "it must return (model, args) or (model, args, kwargs)"
     if not isinstance(made, Sequence) or isinstance(made, str) or len(made) not in (2, 3):
         raise Refused(f"{spec} returned {type(made).__name__}: {wanted}")
-    model, args = made[0], made[1]
+    # What torch.compile returns runs the model that it holds: the graph is of that.
+    model, args = getattr(made[0], "_orig_mod", made[0]), made[1]
     kwargs = made[2] if len(made) == 3 else {}
     if not isinstance(model, torch.nn.Module):
         raise Refused(f"{spec} returned {type(model).__name__} as the model: it must be a torch.nn.Module")
