@@ -23,10 +23,10 @@ place would keep it in registers.
 
 How it is found: fusing would save at least ``min_saved_share`` of the chain's DRAM traffic, which is at least
 ``min_traffic_bytes`` a run without that of the product in front (less says nothing: it runs in L2), and known to
-``max_spread_share`` of itself or better; the chain takes at least ``min_time_share`` of the kernels' time, and by the
-model's graph no other kernel reads the intermediates. Where there is no such graph this was not checked, and the
-finding is a note only. The time it may save is the saved bytes at the rate that those kernels reach now, which leaves
-at least what the remaining traffic takes at DRAM's peak.
+``max_spread_share`` of itself or better, and the chain takes at least ``min_time_share`` of the kernels' time. What by
+the model's graph other kernels read, too, must be written in any case: only reading it again counts as saved. Where
+there is no such graph this was not checked, and the finding is a note only. The time it may save is the saved bytes at
+the rate that those kernels reach now, which leaves at least what the remaining traffic takes at DRAM's peak.
 
 What to do: compile the module (``torch.compile``), use an operator or kernel that does it in one, or put pointwise work
 into the epilogue of the product before it. Whether registers and shared memory allow it, ``fusion-fits`` says.
@@ -54,7 +54,7 @@ from typing import ClassVar
 
 from spikeprof.analyzers.base import Basis, Evidence, Finding, Info, Result, Rule, Saving
 from spikeprof.analyzers.derived.counters import peaks
-from spikeprof.analyzers.derived.fusion_chains import HEADS, Chain, bound_ns, chains, find_runs, light_ns
+from spikeprof.analyzers.derived.fusion_chains import HEADS, Chain, bound_ns, chains, find_runs, light_ns, settled
 from spikeprof.analyzers.derived.fusion_consumers import readers
 from spikeprof.analyzers.derived.fusion_tables import (
     Kernels,
@@ -64,6 +64,7 @@ from spikeprof.analyzers.derived.fusion_tables import (
     kernels,
     member_table,
     metrics,
+    read_by,
     verdict_table,
 )
 from spikeprof.profiler.trace import Trace
@@ -71,7 +72,7 @@ from spikeprof.profiler.trace import Trace
 _COUNTERS = "spikeprof run --counters -- CMD"
 _EPILOGUE = "Put the pointwise work into the epilogue of the product before it, or compile the module."
 _ONE_KERNEL = "Do it in one kernel: compile the module, or use a fused operator."
-_CHECK = " First make sure that nothing else reads what lies between."
+_CHECK = " First make sure that each reads what the one before it wrote, and nothing else does."
 
 
 @dataclass(frozen=True)
@@ -123,11 +124,14 @@ class FusionCoverage:
             return Result(self.info.id, "not_applicable", reason="no kernel ran")
         of = kernels(trace)
         runs = find_runs(trace, of.of, of.work, self.max_gap_ns)
-        found = chains(trace, of.of, of.work, of.moved, runs, self.top_chains_count, self.min_read_share)
-        read_by = readers(trace, found, of.owners)
+        found = chains(trace, of.of, of.work, of.moved, runs, self.top_chains_count)
+        found = [
+            settled(one, of.moved, answers, self.min_read_share)
+            for one, answers in zip(found, readers(trace, found), strict=True)
+        ]
         saves = self._saves(trace, of, found)
         known_bytes = any(one.saved_bytes is not None for one in found) or bool(of.moved.known.any())
-        findings = tuple(self._findings(of, found, read_by, saves))
+        findings = tuple(self._findings(of, found, saves))
         length_ns = trace.column("kernels", "end_ns") - trace.column("kernels", "start_ns")
         return Result(
             self.info.id,
@@ -138,7 +142,7 @@ class FusionCoverage:
             tables={
                 "verdicts": verdict_table(of),
                 "kernels": kernel_table(of, self.top_count),
-                "chains": chain_table(of, found, read_by, saves),
+                "chains": chain_table(of, found, saves),
                 "members": member_table(of, found, saves, self.min_read_share),
             },
         )
@@ -159,28 +163,26 @@ class FusionCoverage:
                 saves.append(Saves(False, None, ""))
         return saves
 
-    def _findings(
-        self, of: Kernels, found: Sequence[Chain], read_by: Sequence[str], saves: Sequence[Saves]
-    ) -> Iterator[Finding]:
-        asked = list(zip(found, read_by, saves, strict=True))
-        heavy = [(one, who, save) for one, who, save in asked if save.told and self._is_heavy(of, one, who)]
+    def _findings(self, of: Kernels, found: Sequence[Chain], saves: Sequence[Saves]) -> Iterator[Finding]:
+        asked = list(zip(found, saves, strict=True))
+        heavy = [(one, save) for one, save in asked if save.told and self._is_heavy(of, one)]
         yield from (self._unfused(of, *each) for each in heavy[: self.max_findings_count])
         short = [
             (one, save)
-            for one, _, save in asked
+            for one, save in asked
             if save.why == "time" and _time_share(of, one) >= self.min_short_time_share
         ]
         yield from (self._short(of, *each) for each in short[: self.max_findings_count])
 
-    def _is_heavy(self, of: Kernels, one: Chain, read_by: str) -> bool:
+    def _is_heavy(self, of: Kernels, one: Chain) -> bool:
         share, traffic = one.saved_share or 0.0, one.traffic_bytes or 0.0
-        known = one.spread_bytes <= self.max_spread_share * traffic and read_by != "others_too"
+        known = one.spread_bytes <= self.max_spread_share * traffic
         return known and share >= self.min_saved_share and _time_share(of, one) >= self.min_time_share
 
-    def _unfused(self, of: Kernels, one: Chain, read_by: str, save: Saves) -> Finding:
+    def _unfused(self, of: Kernels, one: Chain, save: Saves) -> Finding:
         traffic, saves = one.traffic_bytes or 0.0, one.saved_bytes or 0.0
-        checked = read_by == "chain_only"
-        basis: Basis = "modelled" if one.source == "modelled" or checked else "inferred"
+        checked = read_by(one) != "not_checked"
+        basis: Basis = "modelled" if checked else "inferred"
         evidence = (
             Evidence("saved_share", saves / traffic, self.min_saved_share, "min_saved_share", basis),
             Evidence("traffic_bytes", traffic, basis="measured" if one.source == "counted" else "modelled"),

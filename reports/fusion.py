@@ -58,7 +58,7 @@ def notes(result: Result) -> list[str]:
             "short may save their time but for the longest."
         )
     if "not_checked" in chains.get("read_by", ()):
-        found.append("That nothing else reads what lies between was not checked: it takes the model's graph.")
+        found.append("Whether anything else reads what lies between was not checked: that takes the model's graph.")
     return found
 
 

@@ -8,13 +8,14 @@ which can then be its epilogue. Identical chains (the same classes of launches i
 **What fusing saves** follows from what each kernel reads and writes, as if the program evaluated an expression: results
 lie on a stack, and a kernel takes from its top what its reads cover. What was taken need not be written nor read again:
 its size twice. What is left on the stack was not read within the chain and is written by a fused kernel, too.
-This takes each result for read once, by the chain alone; whether another kernel reads it is asked elsewhere.
+This takes each result for read once, by the chain alone. Where the graph of the model says that others read it, too
+(``fusion_consumers.py``), it must be written in any case, and only reading it again is saved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +30,9 @@ from spikeprof.profiler.trace import Trace
 
 #: A longer run is cut into chains of so many kernels.
 MOST_MEMBERS = 64
+#: Who reads what a kernel of a chain gives: no other, others as well, or it could not be looked up.
+READERS = ("chain_only", "others_too", "not_checked")
+
 #: Kinds of work that others can join as an epilogue.
 HEADS = ("gemm", "conv")
 _ALONG_ROWS = ("norm", "reduction")
@@ -63,6 +67,7 @@ class Chain:
     saved_bytes: float | None
     spread_bytes: float
     source: str  # of SOURCES; the least sure of its members'
+    read_by: tuple[str, ...] = ()  # of READERS: who reads what each member gives, but for the last
 
     @property
     def mean_ns(self) -> float:
@@ -141,9 +146,8 @@ def _hashes(code: Ints, first: Ints, length: Ints) -> Ints:
     return np.add.reduceat(mixed * powers[place], first).view(np.int64)
 
 
-def chains(trace: Trace, of: Launches, work: Sequence[Work], moved: Traffic, runs: Runs, most: int,
-           min_read_share: float) -> list[Chain]:  # fmt: skip
-    """The ``most`` chains that took most time, the longest first."""
+def chains(trace: Trace, of: Launches, work: Sequence[Work], moved: Traffic, runs: Runs, most: int) -> list[Chain]:
+    """The ``most`` chains that took most time, the longest first. What fusing saves is not worked out: ``settled``."""
     if not runs.kinds_count:
         return []
     length_ns = (trace.column("kernels", "end_ns") - trace.column("kernels", "start_ns"))[runs.row]
@@ -169,9 +173,7 @@ def chains(trace: Trace, of: Launches, work: Sequence[Work], moved: Traffic, run
                 tuple(member_ns.tolist()),
                 float(moved.both[members].sum()) if known else None,
                 float(moved.both[members[_vanishing(members, work)]].sum()) if known else None,
-                sum(saved(moved.read[members].tolist(), moved.written[members].tolist(), min_read_share))
-                if known
-                else None,
+                None,
                 float(moved.spread[members].sum()),
                 source,
             )
@@ -179,21 +181,40 @@ def chains(trace: Trace, of: Launches, work: Sequence[Work], moved: Traffic, run
     return found
 
 
-def saved(read: Sequence[float], written: Sequence[float], min_read_share: float) -> list[float]:
+def settled(chain: Chain, moved: Traffic, read_by: Sequence[str], min_read_share: float) -> Chain:
+    """The chain with what fusing it saves, now that it is known who reads its results."""
+    one = replace(chain, read_by=tuple(read_by))
+    spared = spared_bytes(one, moved, min_read_share)
+    return one if spared is None else replace(one, saved_bytes=sum(spared))
+
+
+def spared_bytes(chain: Chain, moved: Traffic, min_read_share: float) -> list[float] | None:
+    """What fusing saves of the traffic of each member and of what it takes from others; None where it is not known."""
+    if chain.traffic_bytes is None:
+        return None
+    members = list(chain.members)
+    kept = [answer == "others_too" for answer in chain.read_by]
+    return saved(moved.read[members].tolist(), moved.written[members].tolist(), min_read_share, kept)
+
+
+def saved(
+    read: Sequence[float], written: Sequence[float], min_read_share: float, kept: Sequence[bool] = ()
+) -> list[float]:
     """By kernel of a chain, the bytes of its reads and of their writes that a fused kernel does without.
 
     A result is taken by a kernel whose reads, less what it took before, are at least ``min_read_share`` of it.
+    ``kept``: of each kernel, whether its result is to be written in any case.
     """
-    stack: list[float] = []
+    stack: list[tuple[float, bool]] = []
     found = []
-    for reads, writes in zip(read, written, strict=True):
+    for place, (reads, writes) in enumerate(zip(read, written, strict=True)):
         left, total = reads, 0.0
-        while stack and left >= min_read_share * stack[-1]:
-            size = stack.pop()
-            total += size + min(size, left)
+        while stack and left >= min_read_share * stack[-1][0]:
+            size, is_kept = stack.pop()
+            total += min(size, left) + (0.0 if is_kept else size)
             left -= min(size, left)
         found.append(total)
-        stack.append(writes)
+        stack.append((writes, place < len(kept) and kept[place]))
     return found
 
 

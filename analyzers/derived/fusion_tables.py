@@ -11,7 +11,7 @@ import numpy as np
 from spikeprof.analyzers.base import Metric
 from spikeprof.analyzers.derived.counters import Floats
 from spikeprof.analyzers.derived.fusion_bytes import SOURCES, Traffic, operators, owners_of, traffic
-from spikeprof.analyzers.derived.fusion_chains import Chain, saved
+from spikeprof.analyzers.derived.fusion_chains import Chain, spared_bytes
 from spikeprof.analyzers.derived.intervals import Bools, Ints, ints
 from spikeprof.analyzers.derived.kernel_families import VERDICTS, Work, of_operator, work_of
 from spikeprof.analyzers.derived.launch_shapes import Launches, launches
@@ -189,7 +189,7 @@ class Saves(NamedTuple):
     why: str
 
 
-def chain_table(of: Kernels, found: Sequence[Chain], read_by: Sequence[str], saves: Sequence[Saves]) -> Columns:
+def chain_table(of: Kernels, found: Sequence[Chain], saves: Sequence[Saves]) -> Columns:
     """One row per chain, numbered from 1 as in ``member_table``. Bytes are those of one run, ``saving_ns`` of all."""
     told = [one.saved_bytes if save.told else None for one, save in zip(found, saves, strict=True)]
     total = max(int(of.of.total_ns.sum()), 1)
@@ -214,8 +214,13 @@ def chain_table(of: Kernels, found: Sequence[Chain], read_by: Sequence[str], sav
         ],
         "saving_from": [save.why for save in saves],
         "bytes_from": [one.source for one in found],
-        "read_by": list(read_by),
+        "read_by": [read_by(one) for one in found],
     }
+
+
+def read_by(one: Chain) -> str:
+    """Of ``READERS``, what holds for all results within a chain: not checked if that holds for any."""
+    return next((a for a in ("not_checked", "others_too") if a in one.read_by), "chain_only")
 
 
 _MEMBER_COLUMNS = ("chain_id", "place_count", "kernel", "does", "verdict", "mean_ns", "read_bytes", "written_bytes",
@@ -228,11 +233,11 @@ def member_table(of: Kernels, found: Sequence[Chain], saves: Sequence[Saves], mi
     for number, (one, save) in enumerate(zip(found, saves, strict=True), 1):
         members = list(one.members)
         read, written = (part[members].tolist() for part in (of.moved.read, of.moved.written))
-        spared = saved(read, written, min_read_share) if save.told else [None] * len(members)
+        spared = spared_bytes(one, of.moved, min_read_share) if save.told else None
         for place, member in enumerate(members):
             work = of.work[member]
             row = (number, place + 1, of.of.names[member], work.does, work.verdict, one.member_ns[place],
-                   _plain(read[place]), _plain(written[place]), spared[place])  # fmt: skip
+                   _plain(read[place]), _plain(written[place]), spared[place] if spared else None)  # fmt: skip
             for column, cell in zip(table, row, strict=True):
                 table[column].append(cell)
     return table

@@ -91,11 +91,6 @@ def of_operator(name: str) -> Work:
     return Work("copy" if kind == "copy" else "single", kind, f"launched by {name}, one node of the graph", (operator,))
 
 
-def is_view(operator: str) -> bool:
-    """Whether an operator (``aten::view``) only looks at memory otherwise."""
-    return _rules().words.get(operator.removeprefix("aten::")) == "view"
-
-
 def _inductor(what: str, text: str) -> Work:
     rules = _rules()
     named = tuple(dict.fromkeys(_words(text, rules.words, strangers=True)))

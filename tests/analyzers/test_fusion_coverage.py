@@ -171,7 +171,9 @@ def test_silu_and_product_by_hand() -> None:
     )
     one = finding(result, "unfused-chain")
     assert one.severity == "info"  # nobody could look whether something else reads it
-    assert one.recommendation.endswith("nothing else reads what lies between.")
+    assert one.recommendation.endswith(
+        "First make sure that each reads what the one before it wrote, and nothing else does."
+    )
     assert values_of(one)["saved_share"] == pytest.approx(0.4)
     assert one.saving is not None
     assert one.saving.upper_bound_ns == 40_000  # two fifths of 10,000 ns, ten times
@@ -470,11 +472,11 @@ def test_a_kernel_of_unknown_name_is_what_its_operator_is() -> None:
 
 def model(readers: list[tuple[str, str]]) -> dict[str, Any]:
     """silu and mul of the module mlp, and who reads them: pairs of (from, to) of node names."""
-    names = ["x", "silu", "mul", "view", "add"]
+    names = ["x", "silu", "mul", "view", "add_", "add"]
     nodes = [{"name": n, "kind": "op", "op": f"aten::{n}", "module": "mlp"} for n in names]
     nodes[0] |= {"kind": "input", "op": ""}
     nodes[-1]["module"] = "other"
-    storage = {"view": 1}
+    storage = {"view": 1, "add_": 1}
     tensors = [{"node_id": i, "storage_id": storage.get(n, i)} for i, n in enumerate(names)]
     edges = [{"src_node_id": names.index(a), "dst_node_id": names.index(b)} for a, b in readers]
     return {"model_nodes": nodes, "model_tensors": tensors, "model_edges": edges}
@@ -487,7 +489,8 @@ def model(readers: list[tuple[str, str]]) -> dict[str, Any]:
         ([("silu", "mul"), ("silu", "add")], "others_too", ""),
         ([("silu", "view"), ("view", "mul")], "chain_only", "warning"),  # a view of it is it
         ([("silu", "view"), ("view", "mul"), ("view", "add")], "others_too", ""),
-        ([], "others_too", ""),  # who reads it is outside the graph
+        ([("silu", "add_"), ("add_", "mul")], "others_too", ""),  # what changes it in place reads it
+        ([], "not_checked", "info"),  # who reads it is outside the graph
     ],
 )
 def test_readers_by_the_graph_of_the_model(readers: list[tuple[str, str]], answer: str, severity: str) -> None:
@@ -495,8 +498,32 @@ def test_readers_by_the_graph_of_the_model(readers: list[tuple[str, str]], answe
     result = asked(trace, min_saved_share=0.3)
     assert row(result, "chains")["read_by"] == answer
     assert [f.severity for f in result.findings] == ([severity] if severity else [])
-    if severity:
+    # Two of 8 MiB in, two out: what lies between is not written or not read; if others read it, it must be written.
+    assert row(result, "chains")["saved_bytes"] == (8 if answer == "others_too" else 16) * MIB
+    if severity == "warning":
         assert finding(result, "unfused-chain").recommendation.endswith("fused operator.")
+
+
+def test_kernels_of_one_node_and_a_residual_stream() -> None:
+    """The sum goes to the norm and on: it is written in any case. What the norm's kernels hand on is its own."""
+    kernels_of = [
+        (ADD, "aten::add", "block"),
+        (POW, "aten::pow", "norm"),
+        (MEAN, "aten::mean", "norm"),
+        (MUL, "aten::mul", "norm"),
+    ]
+    nodes = [
+        {"name": n, "kind": "op", "op": f"aten::{n}", "module": m}
+        for n, m in (("add", "block"), ("rms_norm", "norm"), ("linear", "mlp"))
+    ]
+    tensors = [{"node_id": i, "storage_id": i} for i in range(3)]
+    edges = [{"src_node_id": a, "dst_node_id": b} for a, b in ((0, 1), (0, 2), (1, 2))]
+    graph = {"model_nodes": nodes, "model_tensors": tensors, "model_edges": edges}
+    result = asked(owned(*kernels_of, shape=shapes([1024, 4096]), **graph))
+    assert row(result, "chains")["read_by"] == "others_too"
+    spared = [row(result, "members", i)["saved_bytes"] for i in range(4)]
+    # The sum's 8 MiB are not read again; the power's 16 are neither written nor read.
+    assert spared[:3] == [0, 8 * MIB, 16 * MIB + 16 * MIB]
 
 
 def test_a_kernel_that_the_graph_does_not_have_is_not_checked() -> None:
