@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from .attribution import Attribution
+    from .numerics.part import NumericsPart
 
     class _Part(Protocol):
         def start(self) -> None: ...
@@ -78,6 +79,9 @@ class Options:
         self.clean_steps = int(given.get("clean_steps", 0))
         self.graph_nodes = bool(given.get("graph_nodes", True))
         self.attribute_steps = int(given.get("attribute_steps", 3))
+        self.numerics_every = int(given.get("numerics_every", 0))
+        self.numerics_modules = tuple(given.get("numerics_modules", ("*",)))
+        self.numerics_roles = tuple(given.get("numerics_roles", ("output",)))
         self.libcupti = given.get("libcupti")
 
 
@@ -108,6 +112,7 @@ class Agent:
         self._control: Control | None = None
         self._parts: list[_Part] = []
         self._attribution: Attribution | None = None
+        self._numerics: NumericsPart | None = None
         self.calls = Calls()
         if self.compiler_used:
             self.calls.compiler_came()
@@ -122,6 +127,11 @@ class Agent:
     def state(self) -> str | None:
         """What is recorded now, see above; None before activation."""
         return self._state
+
+    @property
+    def stopped(self) -> bool:
+        """Whether recording is over for good."""
+        return "stopped" in self._conditions
 
     @property
     def yielded(self) -> bool:
@@ -285,6 +295,8 @@ class Agent:
         self._write_marks()
         if self._attribution is not None:
             self._attribution.tick()
+        if self._numerics is not None:
+            self._numerics.tick()
         waits = [FLUSH_SECONDS]
         age = Clock.monotonic() - self._began
         if self.options.max_seconds:
@@ -410,8 +422,12 @@ class Agent:
             self._parts.append(subscription)
         if self.options.clean_steps:
             self._parts.insert(0, steps.Steps(self))  # it must know of a step before the launches do
-        if self.compiler_used:
-            guests.hide_from_dynamo()
+        if self.options.numerics_every:
+            from .numerics.part import NumericsPart
+
+            self._numerics = NumericsPart(self)
+            self._parts.append(self._numerics)
+        guests.hide_from_dynamo()
         self._each_part("start")
 
     def _each_part(self, what: str) -> None:

@@ -50,7 +50,8 @@ class Attribution:
         self._wanted = agent.options.attribute_steps
         self.windows = Windows(agent, subscription)
         self._operators = self.windows.operators
-        self._captures = Captures(self.windows.capturing, self._capture_began, self._capture_ended)
+        self._captures = Captures(self._capture_began, self._capture_ended)
+        self.windows.capturing = self._captures.threads
         self._by_kind: dict[Any, int] = {}  # steps that were looked at
         self._steps = self._quiet = 0
         self._clock_windows = self._compilations = 0
@@ -157,10 +158,8 @@ class Attribution:
         if self.windows.current is None:
             self._operators.end()
         self._quiet += 1
-        if self._quiet == WIDE_STEPS:
-            self._agent.calls.narrow(self)
-        elif self._quiet >= WATCHED_STEPS:
-            self._retire("no new kind of step for %d steps" % WATCHED_STEPS)
+        if self._quiet >= WATCHED_STEPS or (self._quiet == WIDE_STEPS and not self._agent.calls.narrow(self)):
+            self._retire("no new kind of step for %d steps" % self._quiet)
 
     def _may_look(self, done: int = 1) -> bool:
         """Whether a window may be opened now, for a kind of which so many steps were looked at."""

@@ -48,11 +48,12 @@ class Calls:
             self._settle()
             return True
 
-    def narrow(self, listener: _Listener) -> None:
-        """From now on the models seen so far are enough for this listener."""
+    def narrow(self, listener: _Listener) -> bool:
+        """From now on the models seen so far are enough for this listener; False when none of them can be watched."""
         with self._lock:
             self._wide.discard(id(listener))
             self._settle()
+            return bool(self._hooked)
 
     def release(self, listener: _Listener) -> None:
         """Tell this listener no more."""

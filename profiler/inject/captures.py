@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Captures:
     """Hooks of the two calls; ``began`` and ``ended`` are called in the thread that captures."""
 
-    def __init__(self, threads: dict[int, int], began: Callable[[], None], ended: Callable[[int, int], None]) -> None:
-        self._threads = threads  # that capture -> since when
+    def __init__(self, began: Callable[[], None], ended: Callable[[int, int], None]) -> None:
+        self.threads: dict[int, int] = {}  # that capture -> since when
         self._began, self._ended = began, ended
         self._undo: list[tuple[type, str, Any, Any]] = []
 
@@ -72,7 +72,7 @@ class Captures:
 
     def _begins(self) -> None:
         try:
-            self._threads[get_ident()] = Clock.unix_ns()
+            self.threads[get_ident()] = Clock.unix_ns()
             self._began()
         except Exception as error:
             if not is_ours(error):
@@ -80,7 +80,7 @@ class Captures:
 
     def _ends(self) -> None:
         try:
-            since = self._threads.pop(get_ident(), None)
+            since = self.threads.pop(get_ident(), None)
             if since is not None:
                 self._ended(since, Clock.unix_ns())
         except Exception as error:

@@ -1,5 +1,6 @@
 """As much of torch as the agent touches."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import fakegpu
@@ -11,5 +12,6 @@ __version__ = "0.0+fake"
 
 #: torch.cuda.cudart() hands this out.
 _C = SimpleNamespace(
+    DisableTorchFunction=nullcontext,
     _cudart=SimpleNamespace(cudaProfilerStart=lambda: fakegpu.profiler(1), cudaProfilerStop=lambda: fakegpu.profiler(0))
 )
