@@ -249,11 +249,7 @@ _TABLES = (
             Column("range_id", _I64, "row number"),
             _RANK,
             Column("thread_id", _I64, "thread"),
-            Column(
-                "kind",
-                _NAME,
-                "step, request or stage (marked), nvtx, module (where attributed) or user (imported)",
-            ),
+            Column("kind", _NAME, "step, request or stage (marked), nvtx, module or user (imported)"),
             Column("name", _STR, "label"),
             _START,
             _END,

@@ -18,7 +18,6 @@ Ints = npt.NDArray[np.int64]
 Frame = tuple[str, int, str]  # file, line, function
 
 _LAUNCH = ("correlation", "module", "stack", "t", "thread")
-_RANGE = ("module", "start", "end", "thread")
 _OP = ("start", "end", "thread")
 _NODE = ("node", "source", "graph", "t", "module", "stack", "thread")
 
@@ -44,7 +43,7 @@ class Attribution:
         )
 
     def rows(self, kind: str) -> dict[str, Ints]:
-        """All rows of launches, module_ranges, ops or nodes, by column."""
+        """All rows of launches, ops or nodes, by column."""
         columns = _COLUMNS[kind]
         whole = np.concatenate([np.empty((0, len(columns)), np.int64), *self.batches.get(kind, ())])
         return {name: whole[:, i] for i, name in enumerate(columns)}
@@ -72,10 +71,6 @@ class Attribution:
         self.dropped["launches"] += int(event.get("dropped", 0))
         self._add("launches", event["launches"])
 
-    def _ranges(self, event: dict[str, Any]) -> None:
-        self.dropped["module calls"] += int(event.get("dropped", 0))
-        self._add("module_ranges", event["ranges"])
-
     def _ops(self, event: dict[str, Any]) -> None:
         self.dropped["operators"] += int(event.get("dropped", 0))
         texts = [(str(name), _text(shapes), _text(dtypes)) for name, _, _, _, shapes, dtypes in event["ops"]]
@@ -91,7 +86,7 @@ class Attribution:
         self.spans.append(span)
 
 
-_COLUMNS = {"launches": _LAUNCH, "module_ranges": _RANGE, "ops": _OP, "nodes": _NODE}
+_COLUMNS = {"launches": _LAUNCH, "ops": _OP, "nodes": _NODE}
 
 
 def _text(values: list[Any]) -> str:
@@ -103,7 +98,6 @@ HANDLERS: dict[str, Callable[[Attribution, dict[str, Any]], None]] = {
     "modules": Attribution._modules,
     "stacks": Attribution._stacks,
     "launches": Attribution._launches,
-    "module_ranges": Attribution._ranges,
     "ops": Attribution._ops,
     "attribution": Attribution._span,
 }

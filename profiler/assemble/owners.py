@@ -79,7 +79,7 @@ def _note(attributions: Sequence[Attribution]) -> CollectorNote | None:
     faults = dict.fromkeys(
         why for a in told for what, why, *_ in a.spans if what == "ended" and why.startswith("fault")
     )
-    dropped = {what: sum(a.dropped[what] for a in told) for what in ("launches", "operators", "module calls")}
+    dropped = {what: sum(a.dropped[what] for a in told) for what in ("launches", "operators")}
     lost = [f"{count} {what} came too fast to be kept" for what, count in dropped.items() if count]
     tried = any(a.tried for a in told)
     return CollectorNote(

@@ -14,7 +14,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spikeprof.profiler import hardware, store
-from spikeprof.profiler.assemble.attribution import Attribution
 from spikeprof.profiler.assemble.columns import Records
 from spikeprof.profiler.assemble.spool import ProcessSpool
 from spikeprof.profiler.schema import TABLES
@@ -158,7 +157,6 @@ def write_tables(
             for kind, name, begin, end, thread, attributes in process.ranges
             if end >= begin
         ]
-        ranges += _module_ranges(rank, process.attribution, t0_unix_ns)
         nodes += [
             {"rank": rank, "graph_node_id": node, "source_node_id": source, "graph_id": graph, "t_ns": at - t0_unix_ns}
             for node, source, graph, at in process.nodes
@@ -170,26 +168,6 @@ def write_tables(
         store.write_table(folder, "ranges", _table("ranges", sorted(ranges, key=lambda row: row["start_ns"])))
     if nodes:
         store.write_table(folder, "graph_nodes", _table("graph_nodes", _with_sources(nodes)))
-
-
-def _module_ranges(rank: int, attribution: Attribution, t0_unix_ns: int) -> Rows:
-    """Calls of modules in attribution windows."""
-    columns = attribution.rows("module_ranges")
-    calls = zip(*(columns[name].tolist() for name in ("module", "start", "end", "thread")), strict=True)
-    known = attribution.modules
-    return [
-        {
-            "rank": rank,
-            "thread_id": thread,
-            "kind": "module",
-            "name": known[module][1] or known[module][2],
-            "start_ns": start - t0_unix_ns,
-            "end_ns": end - t0_unix_ns,
-            "attributes": "",
-        }
-        for module, start, end, thread in calls
-        if module in known and end >= start
-    ]
 
 
 def _with_sources(nodes: Rows) -> Rows:

@@ -233,16 +233,6 @@ def test_processes_have_modules_stacks_and_kernels_of_their_own(tmp_path: Path) 
     assert [row[0] for row in _owners(trace)] == ["a", "b", "a", "b"]
 
 
-def test_calls_of_modules_are_ranges(tmp_path: Path) -> None:
-    ranges = [[0, T0 + 10, T0 + 90, 7], [1, T0 + 20, T0 + 30, 7], [9, T0 + 20, T0 + 30, 7], [1, T0 + 40, T0 + 30, 7]]
-    _, trace, _ = built(tmp_path, [], event("module_ranges", ranges=ranges, dropped=0))
-    rows = trace.table("ranges").to_pylist()
-    assert [(row["kind"], row["name"], row["start_ns"], row["end_ns"]) for row in rows] == [
-        ("module", "Net", 10, 90),
-        ("module", "layers.0", 20, 30),
-    ]
-
-
 def test_what_was_attributed_but_launched_nothing_has_empty_tables(tmp_path: Path) -> None:
     _, trace, owners = built(tmp_path, [])
     assert owners == []
