@@ -98,6 +98,10 @@ class Attribution:
         self.pause()
         self._retire("the program ended")
         self._captures.take_out()
+        frames = self.windows.frames
+        for count, what in ((frames.beyond, "stacks"), (frames.modules.beyond, "modules")):
+            if count:
+                self._say("skipped", "%d launches came from %s beyond the limit" % (count, what))
         self.windows.write()
 
     def forget(self) -> None:
@@ -194,6 +198,8 @@ class Attribution:
             self._clock_at = now + 2.0**self._clock_windows
             self._clock_windows += 1
             self._open("by the clock: no steps are known", by_clock=True)
+        if self._operators.refused:
+            self._say("skipped", "operators are not known: %s" % self._operators.refused)
         if self._agent.compiler_used and not self._ended:
             self._watch_compilations(True)
         window = self.windows.current
