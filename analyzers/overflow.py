@@ -15,10 +15,11 @@ overflow
 --------
 What it means: a tensor holds Inf or NaN. All that is computed from it is lost, mostly without an error.
 
-How it is found: a scan counted any of either. Masks that a program adds on purpose as -Inf count, too, where they are
+How it is found: a scan counted any of either. There is a finding for each module that was the first in some step;
+those that only took it over are in the table. Masks that a program adds on purpose as -Inf count, too, where they are
 handed from module to module.
 
-What to do: begin with the finding ``nan-origin``. Keep what overflows in BF16 or FP32, or scale it by a power of two
+What to do: begin with the module of ``nan-origin``. Keep what overflows in BF16 or FP32, or scale it by a power of two
 and undo that where the sum is in FP32.
 
 near-overflow
@@ -88,7 +89,7 @@ from typing import ClassVar
 import numpy as np
 
 from spikeprof.analyzers.base import Evidence, Figure, Finding, Info, Result, Rule
-from spikeprof.analyzers.derived.intervals import Bools
+from spikeprof.analyzers.derived.intervals import Bools, Ints
 from spikeprof.analyzers.derived.numerics_formats import Floats
 from spikeprof.analyzers.derived.numerics_heat import MODEL, heat_table
 from spikeprof.analyzers.derived.numerics_origin import Origin, bad_steps, origins
@@ -145,7 +146,7 @@ class Overflow:
     heat_rows_count: int = 40
     heat_bins_count: int = 50
     before_count: int = 20
-    victims_count: int = 10
+    victims_count: int = 3  # of those that are shown after the first bad one
     max_findings_count: int = 3  # of one rule
 
     info: ClassVar[Info] = Info(
@@ -172,7 +173,7 @@ class Overflow:
         sources, rising = list(origins(scans, bad)), self._trends(scans)
         findings = (
             *self._origins(scans, sources),
-            *self._overflows(scans, found),
+            *self._overflows(scans, found, bad.first),
             *self._near(scans, found),
             *self._rising(scans, rising),
             *self._saturated(scans, found),
@@ -211,9 +212,11 @@ class Overflow:
                 evidence.append(Evidence("processes_count", len(same)))
             yield self._finding(scans, "nan-origin", same[0].scan, evidence, source_action(scans, same[0]))
 
-    def _overflows(self, scans: Scans, found: Totals) -> Iterator[Finding]:
+    def _overflows(self, scans: Scans, found: Totals, firsts: Ints) -> Iterator[Finding]:
+        """Of tensors that were the first in some step; victims alone stay in the table."""
+        was_first = np.isin(np.arange(len(scans.tensors)), scans.tensor[firsts])
         first = first_by_tensor(scans, scans.bad)
-        for tensor in self._named(scans, found.bad_steps > 0, in_order(scans, first)):
+        for tensor in self._named(scans, was_first, in_order(scans, first)):
             evidence = [
                 Evidence("bad_steps_count", int(found.bad_steps[tensor]), 0, "none expected"),
                 Evidence("inf_count", int(found.inf[tensor])),

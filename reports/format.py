@@ -68,7 +68,7 @@ def duration(ns: float) -> str:
 
 def magnitude(value: float) -> str:
     """A number as a tensor holds it, which has no unit: 65,504, 12.4, 0.0610, 3.39e38."""
-    if value == 0 or 1e-2 <= abs(value) < 1e6:
+    if value == 0 or 1e-3 <= abs(value) < 1e6:
         return f"{value:,.0f}" if abs(value) >= 1000 else digits(value)
     mantissa, exponent = f"{value:.2e}".split("e")
     return f"{mantissa}e{int(exponent)}"

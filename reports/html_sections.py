@@ -11,6 +11,7 @@ from spikeprof.reports import counter_figures as counters
 from spikeprof.reports import figures as fig
 from spikeprof.reports import format as fmt
 from spikeprof.reports import model_graph as graphs
+from spikeprof.reports import numerics as num
 from spikeprof.reports import occupancy as occ
 from spikeprof.reports import ownership as own
 from spikeprof.reports import sentences as say
@@ -20,7 +21,8 @@ from spikeprof.reports.html_tables import HtmlTable, html_table
 from spikeprof.reports.model import PlainTable, Report, rows
 
 #: Figures that are drawn as bars inside the cells of the same table, or by their own section.
-_DRAWN_IN_TABLES = ("kernel-totals", "device-busy", "step-durations", "ownership-icicle", "node-heat", "live-bytes")
+_DRAWN_IN_TABLES = ("kernel-totals", "device-busy", "step-durations", "ownership-icicle", "node-heat", "live-bytes",
+                    "headroom")  # fmt: skip
 _KERNEL_COLUMNS = ("kernel", "launches_count", "total_ns", "gpu_time_share", "mean_ns", "p50_ns", "p90_ns", "p99_ns",
                    "max_ns", "wall_share")  # fmt: skip
 _DEVICE_COLUMNS = ("device", "model", "busy_share", "wall_ns", "busy_ns", "gaps_count", "energy_j", "kernels_count",
@@ -37,6 +39,7 @@ _OWN_SECTIONS = (
     "launch-gaps",
     "topology",
     "model-graph",
+    "overflow",
 )
 
 
@@ -84,6 +87,7 @@ def sections(report: Report, unit: tuple[float, str]) -> list[Section]:
         _caches_section(report, unit),
         _occupancy_section(report),
         _fusion_section(report),
+        _numerics_section(report),
         _idle_section(report),
         *_other_sections(report, unit),
         _graph_section(report),
@@ -232,6 +236,18 @@ def _fusion_section(report: Report) -> Section:
     section.count = fusion.summary(result)
     section.lead = " ".join(fusion.notes(result))
     for caption, table in fusion.tables(result).items():
+        section.add(html_table(caption, table))
+    return section
+
+
+def _numerics_section(report: Report) -> Section:
+    section, result = _of_analyzer(report, "overflow", Section("numerics", "Numerics", "Numerics"))
+    if result is None:
+        return section
+    section.count = num.summary(result)
+    section.lead = " ".join(num.notes(result))
+    section.charts = _chart("headroom", num.heat_figure(result))
+    for caption, table in num.tables(result).items():
         section.add(html_table(caption, table))
     return section
 

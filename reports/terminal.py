@@ -19,6 +19,7 @@ from spikeprof.analyzers.base import Finding, Result
 from spikeprof.reports import caches, fusion, steps
 from spikeprof.reports import format as fmt
 from spikeprof.reports import model_graph as graphs
+from spikeprof.reports import numerics as num
 from spikeprof.reports import occupancy as occ
 from spikeprof.reports import ownership as own
 from spikeprof.reports import sentences as say
@@ -39,6 +40,7 @@ MAX_OPERATORS = 6
 MAX_OCCUPANCIES = 5
 MAX_CHAINS = 4
 MAX_PARTS = 5
+MAX_TENSORS = 8
 
 #: Stands for the space between a number and its unit until lines are broken: a character that no name holds.
 _GLUE = "\ue000"
@@ -102,6 +104,7 @@ def render_terminal(report: Report, console: Console) -> None:
     _caches(screen, report)
     _occupancy(screen, report)
     _fusion(screen, report)
+    _numerics(screen, report)
     _idle(screen, report)
     _graph(screen, report)
     _links(screen, report)
@@ -374,6 +377,32 @@ def _print_classes(screen: _Screen, table: PlainTable, known: Sequence[_Column],
     entries = rows(table)
     columns = [c for c in known if any(row.get(c.key) is not None for row in entries)]
     _print_table(screen, "Kernel", columns, entries, lambda room: class_names(table, room)[0], bar)
+
+
+_TENSOR_COLUMNS = (
+    _Column("dtype", "Type", 60),
+    _Column("amax_value", "amax"),
+    _Column("headroom_bits", "Headroom"),
+    _Column("bad_elements_count", "Inf, NaN"),
+    _Column("saturated_share", "Saturated", 110),
+    _Column("zero_share", "Zeros", 74),
+    _Column("subnormal_share", "Subnormal", 94),
+)
+
+
+def _numerics(screen: _Screen, report: Report) -> None:
+    """The watched tensors that are worst off; nothing where none were scanned."""
+    result = report.result("overflow")
+    table = num.worst(result, MAX_TENSORS) if result else {}
+    if result is None or not table:
+        return
+    screen.heading("Numerics")
+    for text in (num.summary(result), *num.notes(result)):
+        screen.prose(text, "dim")
+    entries = rows(table)
+    columns = [c for c in _TENSOR_COLUMNS if any(row.get(c.key) is not None for row in entries)]
+    names = table["module"]
+    _print_table(screen, "Module", columns, entries, lambda room: [num.tail(name, room) for name in names], "")
 
 
 _IDLE_COLUMNS = (_Column("total_ns", "Total"), _Column("idle_share", "Share"))

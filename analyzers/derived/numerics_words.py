@@ -14,8 +14,8 @@ _NARROW = ("float16", "float8_e4m3fn", "float8_e5m2")
 def after_overflow(tensor: Tensor) -> str:
     """For a tensor that holds Inf or NaN."""
     if _is_narrow(tensor):
-        return "If it is the origin: keep it in BF16 or FP32, or scale it by a power of two."
-    return "If it is the origin: look for a division by zero, Inf - Inf, or a row that is masked whole."
+        return "Keep it in BF16 or FP32, or scale it by a power of two and undo that after the sum."
+    return "Look for a division by zero, Inf - Inf, or a row that is masked whole."
 
 
 def before_overflow(tensor: Tensor) -> str:

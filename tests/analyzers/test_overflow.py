@@ -139,14 +139,22 @@ def test_the_first_bad_scan_of_the_first_bad_step_is_the_origin() -> None:
     assert table(result, "bad_steps", "step", "module", "bad_tensors_count") == [(1, "layers.2", 2), (2, "layers.0", 2)]
 
 
-def test_bad_tensors_are_found_once_each_in_the_order_in_which_they_went_bad() -> None:
-    result = asked(*(bad(step, order, f"m{order}") for step in range(3) for order in range(5)))
-    overflows = found(result, "overflow")
-    assert [finding.scope["module"] for finding in overflows] == ["m0", "m1", "m2"]  # no more of one rule
-    assert evidence(overflows[0])["bad_steps_count"] == 3
-    assert (evidence(overflows[0])["inf_count"], evidence(overflows[0])["nan_count"]) == (6, 15)
+def test_tensors_that_were_bad_first_in_a_step_are_found_once_each() -> None:
+    rows = [bad(step, order, f"m{order}") for step in range(3) for order in range(5)]
+    rows += [bad(step, 5, f"later{step}") for step in range(3, 6)]
+    result = asked(*rows[:15])
+    (overflow,) = found(result, "overflow")
+    assert overflow.scope == {"module": "m0", "dtype": "float16", "step": 0}
+    assert evidence(overflow)["bad_steps_count"] == 3
+    assert (evidence(overflow)["inf_count"], evidence(overflow)["nan_count"]) == (6, 15)
+    named = [finding.scope["module"] for finding in found(asked(*rows), "overflow")]
+    assert named == ["m0", "later3", "later4"]  # no more of one rule
+
+
+def test_the_worst_tensors_come_first_in_the_order_in_which_they_went_bad() -> None:
+    result = asked(*(bad(step, order, f"m{order}") for step in range(3) for order in range(5)), scan(0, 9, "fine"))
     assert (result.metric("bad_tensors_count"), result.metric("bad_steps_count")) == (5, 3)
-    assert [row[0] for row in table(result, "tensors", "module")] == ["m0", "m1", "m2", "m3", "m4"]
+    assert [row[0] for row in table(result, "tensors", "module")] == ["m0", "m1", "m2", "m3", "m4", "fine"]
 
 
 def test_every_process_has_its_own_origin_and_alike_ones_are_one() -> None:
