@@ -86,6 +86,19 @@ def run(
     counters_samples: Annotated[
         int, typer.Option(metavar="N", help="Stop sampling a GPU's counters after N samples; 0 = no limit.")
     ] = 2_000_000,
+    numerics: Annotated[
+        bool,
+        typer.Option("--numerics", help="Scan what the model's modules give for overflow, NaN and lost precision."),
+    ] = False,
+    numerics_every: Annotated[int, typer.Option(metavar="N", min=1, help="Scan every N-th step only.")] = 1,
+    numerics_modules: Annotated[
+        str,
+        typer.Option(metavar="PATTERNS", help="Modules to scan, by name: shell patterns, comma separated."),
+    ] = "*",
+    numerics_roles: Annotated[
+        str,
+        typer.Option(metavar="ROLES", help="What to scan of them: output, input, weight (once), comma separated."),
+    ] = "output",
     cpu_counters: Annotated[
         bool, typer.Option("--cpu-counters", help="Count CPU cache reads and misses of the program.")
     ] = False,
@@ -119,6 +132,9 @@ def run(
         clean_steps=clean_steps,
         attribute_steps=attribute_steps,
         graph_nodes=graph_nodes,
+        numerics_every=numerics_every if numerics else 0,
+        numerics_modules=_words(numerics_modules),
+        numerics_roles=_words(numerics_roles),
         nvml_interval_ms=nvml_interval_ms,
         cpu_counters=cpu_counters,
         counters=() if counters is None else metrics_of(counters),
@@ -212,6 +228,10 @@ def _bytes(text: str) -> int:
     if match is None:
         raise UsageError(f"--max-bytes {text!r}: write a size such as 500M, 2G or 2Gi")
     return int(float(match[1]) * _BYTES_UNITS[match[2] or ""])
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def _window(text: str) -> tuple[float, float] | None:

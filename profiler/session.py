@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,10 +27,16 @@ from spikeprof.profiler.collecting import Progress
 from spikeprof.profiler.collectors.model_graph.collect import check_factory
 from spikeprof.profiler.counter_metrics import check_interval
 from spikeprof.profiler.errors import DamagedTrace, OutputError, SpikeprofError, UsageError
-from spikeprof.profiler.trace import Manifest
+from spikeprof.profiler.trace import CollectorNote, Manifest
+
+if TYPE_CHECKING:
+    from spikeprof.profiler.assemble.build import Assembly
 
 SPOOL_FOLDER = "spool"
 SESSION_FILE = "session.json"
+
+#: What can be scanned of a module (profiler/inject/numerics/watch.py).
+NUMERICS_ROLES = ("output", "input", "weight")
 
 #: Where traces go when no folder is named.
 TRACES_FOLDER = "spikeprof-traces"
@@ -43,6 +50,8 @@ class RunOptions:
     tracing costs. ``attribute_steps`` steps of each kind are looked at closely: which module, line and operator
     launches each kernel. ``capture_range`` records between cudaProfilerStart and cudaProfilerStop only. ``counters``
     are names of metrics (``counter_metrics``), sampled every ``counters_interval_ns``, ``counters_samples`` at most.
+    ``numerics_every`` n: the tensors of every n-th step are scanned, of modules whose names match one of
+    ``numerics_modules``, in ``numerics_roles`` (output, input, weight); 0 = none.
     ``graph`` names a factory of the model, whose static graph is read and timed once the program has ended.
     """
 
@@ -60,6 +69,9 @@ class RunOptions:
     counters_samples: int = 2_000_000
     libcupti: str = ""
     graph: str = ""
+    numerics_every: int = 0
+    numerics_modules: tuple[str, ...] = ("*",)
+    numerics_roles: tuple[str, ...] = ("output",)
 
     def __post_init__(self) -> None:
         if self.window is not None and (self.window[0] <= 0 or self.window[1] < 0):
@@ -73,6 +85,7 @@ class RunOptions:
             "max_bytes",
             "max_seconds",
             "clean_steps",
+            "numerics_every",
             "attribute_steps",
             "nvml_interval_ms",
             "counters_samples",
@@ -82,6 +95,11 @@ class RunOptions:
 
         if self.graph:
             check_factory(self.graph)
+        unknown = set(self.numerics_roles) - set(NUMERICS_ROLES)
+        if unknown or not self.numerics_roles:
+            raise UsageError(
+                f"--numerics-roles {','.join(self.numerics_roles)!r}: it can be {', '.join(NUMERICS_ROLES)}"
+            )
         if self.counters:
             check_interval(self.counters_interval_ns)
 
@@ -95,7 +113,17 @@ class RunOptions:
             "clean_steps": self.clean_steps,
             "attribute_steps": self.attribute_steps,
             "graph_nodes": self.graph_nodes,
+            **self._numerics(),
             "libcupti": self.libcupti or None,
+        }
+
+    def _numerics(self) -> dict[str, object]:
+        if not self.numerics_every:
+            return {}
+        return {
+            "numerics_every": self.numerics_every,
+            "numerics_modules": list(self.numerics_modules),
+            "numerics_roles": list(self.numerics_roles),
         }
 
 
@@ -232,7 +260,7 @@ def _finish(
         exit_code=exit_code,
         host=platform.node(),
         versions=versions | built.versions,
-        collectors={"activity": note, **({"ownership": built.ownership} if built.ownership else {}), **collected.notes},
+        collectors={"activity": note, **_asked_for(session, built), **collected.notes},
         options=session.options,
         notes=tuple(warnings),
     )
@@ -250,6 +278,15 @@ def _finish(
         seconds=seconds,
         warnings=tuple(warnings),
     )
+
+
+def _asked_for(session: _Session, built: Assembly) -> dict[str, CollectorNote]:
+    """Notes of what the agent does where it is asked to."""
+    numerics = built.numerics
+    if numerics is None and "numerics_every" in session.options:
+        numerics = CollectorNote("refused", "no process used torch on a GPU: no module was watched")
+    notes = {"ownership": built.ownership, "numerics": numerics}
+    return {name: note for name, note in notes.items() if note is not None}
 
 
 def _warnings(notes: Sequence[str], running: Sequence[int]) -> list[str]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from spikeprof.profiler import store
 from spikeprof.profiler.assemble import columns as col
-from spikeprof.profiler.assemble import layouts, owners, small
+from spikeprof.profiler.assemble import layouts, numerics, owners, small
 from spikeprof.profiler.assemble.checks import Tally, sound
 from spikeprof.profiler.assemble.layouts import layout_for
 from spikeprof.profiler.assemble.names import demangle
@@ -37,6 +37,7 @@ class Assembly:
     end_ns: int = 0  # last moment that any table mentions, in trace time
     notes: list[str] = field(default_factory=list)
     undecoded: bool = False  # some records stay in the spool, which must be kept
+    numerics: CollectorNote | None = None  # of the scans of tensors; None = none were asked for
     ownership: CollectorNote | None = None  # what became of attribution; None = the spool says nothing of it
 
 
@@ -85,6 +86,7 @@ def assemble(
     if traced:
         small.write_tables(folder, traced, gpus, t0_unix_ns, tally.end_ns)
     ownership = owners.write_owners(folder, traced, t0_unix_ns)
+    scanned = numerics.write_stats(folder, [(p.rank, p.stem, p.numerics) for p in traced], t0_unix_ns)
     store.write_table(folder, "processes", small.process_table(processes))
     notes = [*undecoded.values(), *small.notes_of(processes)]
     if tally.unnamed:
@@ -98,6 +100,7 @@ def assemble(
         notes=notes,
         undecoded=bool(undecoded),
         ownership=ownership,
+        numerics=scanned,
     )
 
 

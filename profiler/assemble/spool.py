@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from spikeprof.profiler.assemble import attribution
+from spikeprof.profiler.assemble import attribution, numerics
 
 #: A longer RANK is not a launcher's.
 _RANK_DIGITS_MAX = 6
@@ -51,6 +51,7 @@ class ProcessSpool:
     ranges: list[tuple[str, str, int, int, int, str]] = field(default_factory=list)  # kind … thread, attributes
     ranges_dropped: int = 0
     attribution: attribution.Attribution = field(default_factory=attribution.Attribution)
+    numerics: numerics.Numerics = field(default_factory=numerics.Numerics)
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     damaged_lines: int = 0  # of the event file, not counting a last one that was cut short
@@ -188,17 +189,25 @@ def _attributed(process: ProcessSpool, event: dict[str, Any]) -> None:
     attribution.HANDLERS[event["ev"]](process.attribution, event)
 
 
-_HANDLERS = dict.fromkeys(attribution.HANDLERS, _attributed) | {
-    "hello": _hello,
-    "activated": _activated,
-    "finished": _finished,
-    "window": _window,
-    "names": _names,
-    "graph_nodes": _nodes,
-    "steps": _steps,
-    "ranges": _ranges,
-    "dropped": _dropped,
-    "fault": _fault,
-    "note": _note,
-    "refused": _refused,
-}
+def _scanned(process: ProcessSpool, event: dict[str, Any]) -> None:
+    numerics.HANDLERS[event["ev"]](process.numerics, event)
+
+
+_HANDLERS = (
+    dict.fromkeys(attribution.HANDLERS, _attributed)
+    | dict.fromkeys(numerics.HANDLERS, _scanned)
+    | {
+        "hello": _hello,
+        "activated": _activated,
+        "finished": _finished,
+        "window": _window,
+        "names": _names,
+        "graph_nodes": _nodes,
+        "steps": _steps,
+        "ranges": _ranges,
+        "dropped": _dropped,
+        "fault": _fault,
+        "note": _note,
+        "refused": _refused,
+    }
+)

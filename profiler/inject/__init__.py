@@ -26,6 +26,7 @@ How data flows in the target::
               │   ├ modules.py    their names
               │   ├ operators.py  operators and their shapes
               │   └ captures.py   where captures of graphs begin and end
+              ├ numerics/   what is in the tensors that modules give (--numerics)
               └ guests.py   other profilers in the same process: yield to them, resume after
 
 Rule of the house: if in doubt, stop recording and keep the program.

@@ -1,0 +1,238 @@
+"""Scans of tensors: the records that GPUs wrote into a process's ring, to rows of ``tensor_stats``.
+
+A record counts when its seal fits (``inject/numerics/records.py``): one that was read while it was written, or written
+over, does not. Tickets are given out one by one, so that a number that is missing is a record that was lost.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from spikeprof.profiler import store
+from spikeprof.profiler.inject.numerics import records as layout
+from spikeprof.profiler.inject.numerics.formats import BY_NUMBER, FLOAT, Format
+from spikeprof.profiler.schema import TABLES
+from spikeprof.profiler.trace import CollectorNote
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+SCANNED = ("at_once", "later", "changed")
+
+#: A GPU's clock that is further from the host's than this counts from elsewhere.
+_CLOCKS_APART_NS = 5_000_000_000
+
+#: Modules and reasons that the note names.
+_NAMED_MAX = 3
+_REASONS_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What is scanned at one place of the model."""
+
+    module: str
+    class_name: str
+    role: str
+
+
+@dataclass
+class Numerics:
+    """What a process's event file says of its scans."""
+
+    asked: bool = False
+    points: dict[int, Point] = field(default_factory=dict)
+    shared: set[int] = field(default_factory=set)  # points that hand on another one's tensor
+    unchecked: list[tuple[str, str]] = field(default_factory=list)  # module, why
+    losses: Counter[str] = field(default_factory=Counter)
+
+    def begun(self, _event: dict[str, Any]) -> None:
+        """The watch began."""
+        self.asked = True
+
+    def add_points(self, event: dict[str, Any]) -> None:
+        """Places that are scanned."""
+        for number, _root, path, class_name, role, _index, same_as in event["points"]:
+            if int(same_as) >= 0:
+                self.shared.add(int(number))
+            else:
+                self.points[int(number)] = Point(str(path), str(class_name), str(role))
+
+    def add_unchecked(self, event: dict[str, Any]) -> None:
+        """Places that are not."""
+        self.unchecked += [(str(path), str(why)) for path, why in event["places"]]
+
+    def ended(self, event: dict[str, Any]) -> None:
+        """What could not be scanned."""
+        self.losses.update({str(why): int(count) for why, count in event["losses"].items()})
+
+
+#: Of each kind of event, what to do with it.
+HANDLERS = {
+    "numerics": Numerics.begun,
+    "numerics_points": Numerics.add_points,
+    "numerics_unchecked": Numerics.add_unchecked,
+    "numerics_ended": Numerics.ended,
+}
+
+
+def write_stats(folder: Path, processes: Sequence[tuple[int, Path, Numerics]], t0_unix_ns: int) -> CollectorNote | None:
+    """Write ``tensor_stats`` of (rank, stem of the spool, events) of each process; None where none was asked for.
+
+    Raises OutputError.
+    """
+    asked = [process for process in processes if process[2].asked]
+    if not asked:
+        return None
+    batches, broken, lost = [], 0, 0
+    for rank, stem, told in asked:
+        for rows, damaged, missing in _devices(stem.with_name(stem.name + layout.SUFFIX)):
+            broken += damaged
+            lost += missing
+            batches.append(_columns(rank, rows, told, t0_unix_ns))
+    spec = TABLES["tensor_stats"].arrow
+    table = pa.concat_tables(batches).unify_dictionaries().sort_by("t_ns") if batches else spec.empty_table()
+    store.write_table(folder, "tensor_stats", table)
+    losses: Counter[str] = Counter()
+    for _, _, told in asked:
+        losses.update(told.losses)
+    if lost:
+        losses["written over before they were read"] += lost
+    reason = "; ".join(_reasons([told for _, _, told in asked], losses))
+    return CollectorNote(
+        state="degraded" if losses or broken else "ok",
+        reason=reason,
+        records_count=table.num_rows,
+        dropped_count=sum(losses.values()),
+        set_aside_count=broken,
+        set_aside_reasons={"a record that is not whole": broken} if broken else {},
+    )
+
+
+def _reasons(told: Sequence[Numerics], losses: Counter[str]) -> Iterator[str]:
+    for why, count in losses.most_common():
+        yield f"{count} not scanned: {why}"
+    places: dict[str, list[str]] = {}
+    for one in told:
+        for path, why in one.unchecked:
+            paths = places.setdefault(why, [])
+            if path not in paths:
+                paths.append(path)
+    for why, paths in list(places.items())[:_REASONS_MAX]:
+        named = ", ".join(path or "the model itself" for path in paths[:_NAMED_MAX])
+        more = f" and {len(paths) - _NAMED_MAX} more" if len(paths) > _NAMED_MAX else ""
+        yield f"not checked: {named}{more} ({why})"
+    if len(places) > _REASONS_MAX:
+        yield f"and {len(places) - _REASONS_MAX} more reasons"
+
+
+def _devices(path: Path) -> Iterator[tuple[Ints, int, int]]:
+    """Of each device (records [n, words] in order of their tickets, damaged ones, lost ones); times as on the host."""
+    frames: dict[int, list[tuple[int, Ints]]] = {}
+    for device, unix_ns, words in _frames(path):
+        frames.setdefault(device, []).append((unix_ns, words))
+    for pieces in frames.values():
+        whole = np.concatenate([words for _, words in pieces])
+        good = np.bitwise_xor.reduce(whole, axis=1) == layout.SEAL
+        good &= (whole[:, layout.TICKET] > 0) & np.isin((whole[:, layout.TAG] >> 24) & 0xFF, list(BY_NUMBER))
+        ends = np.cumsum([len(words) for _, words in pieces])
+        whole[:, layout.TIME] -= _offset(whole, good, ends, np.array([at for at, _ in pieces], np.int64))
+        damaged = int(np.count_nonzero(~good))
+        _, first = np.unique(whole[good, layout.TICKET], return_index=True)
+        rows = whole[good][first]
+        missing = int(rows[-1, layout.TICKET] - len(rows)) - damaged if len(rows) else 0
+        yield rows, damaged, max(missing, 0)
+
+
+def _offset(whole: Ints, good: npt.NDArray[np.bool_], ends: Ints, read_ns: Ints) -> int:
+    """How far the device's clock is ahead of the host's; 0 where they show the same time."""
+    times = np.where(good, whole[:, layout.TIME], np.iinfo(np.int64).min)
+    newest = np.maximum.accumulate(times)[np.maximum(ends - 1, 0)]
+    known = newest > np.iinfo(np.int64).min
+    if not known.any():
+        return 0
+    ahead = int((newest[known] - read_ns[known]).max())
+    return ahead if abs(ahead) > _CLOCKS_APART_NS else 0
+
+
+def _frames(path: Path) -> Iterator[tuple[int, int, Ints]]:
+    """(device, when it was read, records) of each frame; what was cut short ends where it ends."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return
+    at, header = 0, layout.FRAME_HEADER
+    while at + header.size <= len(data):
+        magic, size, unix_ns, device = header.unpack_from(data, at)
+        at += header.size
+        if magic != layout.FRAME_MAGIC:
+            return
+        whole = min(size, len(data) - at) // layout.RECORD_BYTES * layout.RECORD_BYTES
+        words = np.frombuffer(data, "<i8", whole // 8, at).astype(np.int64)
+        yield int(device), int(unix_ns), words.reshape(-1, layout.RECORD_WORDS)
+        at += size
+
+
+def _columns(rank: int, rows: Ints, told: Numerics, t0_unix_ns: int) -> pa.Table:
+    tag = rows[:, layout.TAG]
+    forms, points = (tag >> 24) & 0xFF, tag & 0xFFFFFF
+    statistics = dict(
+        zip(layout.STATISTICS, rows[:, layout.FIRST_STATISTIC : layout.FIRST_STATISTIC + 8].T, strict=True)
+    )
+    distinct, place = np.unique(points, return_inverse=True)
+    known = [told.points.get(int(point), Point(f"point {point}", "", "")) for point in distinct]
+    numbers, form = np.unique(forms, return_inverse=True)
+    values = {
+        "rank": np.full(len(rows), rank, np.int32),
+        "step": rows[:, layout.STEP],
+        "order": tag >> 32,
+        "module": _texts(place, [point.module for point in known]),
+        "class_name": _texts(place, [point.class_name for point in known]),
+        "role": _texts(place, [point.role for point in known]),
+        "dtype": _texts(form, [BY_NUMBER[int(number)].name for number in numbers]),
+        "elements_count": rows[:, layout.ELEMENTS],
+        "amax_value": _values(statistics["amax"], forms),
+        "smallest_value": _values(statistics["smallest"], forms),
+        **{f"{name}_count": statistics[name] for name in ("nan", "inf", "subnormal", "zero", "saturated")},
+        "first_bad_index": statistics["first_bad"],
+        "scanned": _texts(np.clip(rows[:, layout.SCANNED_AS], 0, 2), list(SCANNED)),
+        "t_ns": rows[:, layout.TIME] - t0_unix_ns,
+    }
+    spec = TABLES["tensor_stats"].arrow
+    return pa.table([pa.array(values[name]).cast(spec.field(name).type) for name in spec.names], schema=spec)
+
+
+def _texts(codes: npt.NDArray[Any], texts: list[str]) -> pa.Array:
+    unique = list(dict.fromkeys(texts))
+    renumbered = np.array([unique.index(text) for text in texts], np.int32)
+    chosen = renumbered[codes] if len(texts) else np.empty(0, np.int32)
+    return pa.DictionaryArray.from_arrays(pa.array(chosen.astype(np.int32)), pa.array(unique, pa.string()))
+
+
+def _values(magnitudes: Ints, forms: Ints) -> Floats:
+    """Magnitudes as numbers; NaN for those that stand for none."""
+    out = np.full(len(magnitudes), np.nan)
+    for number in np.unique(forms):
+        own = (forms == number) & (magnitudes >= 0)
+        out[own] = _numbers(magnitudes[own], BY_NUMBER[int(number)])
+    return out
+
+
+def _numbers(bits: Ints, form: Format) -> Floats:
+    if form.kind != FLOAT:
+        return bits.astype(np.float64)
+    if form.item_bytes == 8:
+        return bits.view(np.float64).copy()
+    exponent, fraction = bits >> form.mantissa_bits, bits & ((1 << form.mantissa_bits) - 1)
+    bias = (1 << (form.exponent_bits - 1)) - 1
+    scaled = fraction + np.where(exponent > 0, 1 << form.mantissa_bits, 0)
+    power = (np.maximum(exponent, 1) - bias - form.mantissa_bits).astype(np.int32)
+    return np.asarray(np.ldexp(scaled.astype(np.float64), power), np.float64)

@@ -1,0 +1,17 @@
+"""Numerics: what is in the tensors that modules give, scanned on the device while the program runs.
+
+::
+
+    part.py          the agent's side: when to watch, the file of records
+      └ watch.py     models, their modules, outputs on their way to a scanner
+          └ scanners.py   one for each device: waits, launches
+              ├ scan_triton.py  the kernels; loaded only where the program has torch and Triton
+              ├ scan_torch.py   the same numbers from torch operators
+              ├ memory.py       what a GPU and the agent's thread share
+              ├ formats.py      number formats as integer limits
+              └ records.py      sixteen words for each tensor scanned
+
+Of every tensor: the largest finite magnitude, the smallest that is not zero, counts of NaN, infinite, subnormal, zero
+and saturated elements, the index of the first bad one. Nothing waits for the device, and no value comes to the host by
+a copy. Captured into CUDA graphs the scans run with every replay. Loaded by programs that ask for it only.
+"""

@@ -1,0 +1,130 @@
+"""Numerics as a part of the agent: watches the models that the program calls, writes what was found to a file."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..captures import Captures
+from ..events import Clock, above_standard
+from . import records
+from .watch import Numerics
+
+TYPE_CHECKING = False  # importing typing would cost the program a millisecond
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..agent import Agent
+
+#: Steps after which models of a class never seen before are not looked for any more.
+_SEARCH_STEPS = 64
+
+_COMPILER = "torch.compile is used: modules are not watched, as hooks would become part of what is compiled"
+
+
+class NumericsPart:
+    """Life of the watch: from the first use of CUDA to the end, or until something is compiled."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._numerics: Numerics | None = None
+        self._captures: Captures | None = None
+        self._searching = 0
+        self._bytes = 0
+        self._over = False
+
+    def start(self) -> None:
+        """Begin to look for models."""
+        options = self._agent.options
+        if "torch" not in sys.modules:
+            self._say(ev="note", text="numerics need torch: nothing is checked")
+            return
+        numerics = self._numerics = Numerics(
+            self._say, options.numerics_every, tuple(options.numerics_modules), tuple(options.numerics_roles)
+        )
+        if not self._agent.calls.want(self):
+            self._say(ev="note", text=_COMPILER)
+            return
+        self._searching = _SEARCH_STEPS
+        self._captures = Captures(numerics.capture_began, lambda *_: numerics.capture_ends())
+        self._captures.put_in()
+        self._say(ev="numerics", every=options.numerics_every)
+
+    def step_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See calls.py."""
+        if self._numerics is not None:
+            self._numerics.step_begins(module, args, kwargs)
+        if self._searching:
+            self._searching -= 1
+            if not self._searching:
+                self._agent.calls.narrow(self)
+
+    def step_ends(self) -> None:
+        """The hooks of the model tell."""
+
+    def tick(self) -> None:
+        """Write what was found: called by the agent's thread."""
+        if self._numerics is not None and not self._over:
+            self._numerics.drain(self._write)
+
+    def pause(self) -> None:
+        """Scans need no CUPTI; but where recording is over for good, this is too."""
+        if self._agent.stopped:
+            self.finish()
+
+    def resume(self) -> None:
+        """See pause."""
+
+    def compiler_came(self) -> None:
+        """No hook may end up in a compiled frame."""
+        if self._numerics is not None and not self._numerics.closed:
+            self._say(ev="note", text=_COMPILER)
+            self._take_out()
+
+    def finish(self) -> None:
+        """Take the hooks out and write the rest."""
+        if self._numerics is None or self._over:
+            return
+        self._take_out()
+        self._numerics.drain(self._write, all_of_it=True)
+        self._over = True
+        losses = {reason: count for reason, count in self._numerics.losses().items() if count}
+        self._say(ev="numerics_ended", losses=losses)
+
+    def forget(self) -> None:
+        """In a forked child: nothing of the parent's is watched, and its GPU memory is not ours."""
+        if self._numerics is not None:
+            self._take_out()
+        self._numerics = None
+
+    def _take_out(self) -> None:
+        self._agent.calls.release(self)
+        if self._captures is not None:
+            self._captures.take_out()
+        if self._numerics is not None:
+            self._numerics.close()
+
+    def _say(self, **fields: Any) -> None:
+        self._agent.spool.event(**fields)
+
+    def _write(self, device: int, piece: Any) -> None:
+        """One frame. The file is opened for it alone: the program may close whatever it finds open."""
+        limit = self._agent.options.max_bytes
+        if self._over or (limit and self._bytes + len(piece) > limit):
+            if not self._over:
+                self._over = True
+                self._say(ev="note", text="numerics: --max-bytes %d reached" % limit)
+                self._take_out()
+            return
+        header = records.FRAME_HEADER.pack(records.FRAME_MAGIC, len(piece), Clock.unix_ns(), device)
+        try:
+            flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+            file = above_standard(os.open(self._agent.spool.events.stem + records.SUFFIX, flags, 0o600))
+            try:
+                self._bytes += os.writev(file, [header, piece])
+            finally:
+                os.close(file)
+        except OSError as error:
+            self._over = True
+            self._say(ev="note", text="numerics could not be written: %s" % os.strerror(error.errno or 0))
+            self._take_out()

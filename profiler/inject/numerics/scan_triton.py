@@ -1,0 +1,316 @@
+"""The scan as Triton kernels: any number of tensors of one format in one launch, results straight to host memory.
+
+A program takes some tiles of one tensor at a time. Its fast pass gathers the largest and smallest magnitudes and
+counts zeros and what is below normal; only where the largest magnitude reaches the format's limit are the same tiles
+read again for the rest. Programs of one tensor meet in integer atomics, so that the order does not matter; the last
+one writes the record. Nothing is allocated, nothing waits: the kernels can be captured into CUDA graphs.
+
+Loaded only where a program that is watched has torch and Triton; this is the one file here that needs them.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: disable-error-code="misc,name-defined"
+
+import sys
+
+from . import formats, records
+
+triton = sys.modules["triton"]
+tl = sys.modules["triton.language"]
+
+#: Words of a row of the table: address, elements, order << 32 | point, when it is scanned.
+TABLE_WORDS = 4
+
+#: Words of a row of the scratch memory: the eight statistics, programs that are done.
+SCRATCH_WORDS = 16
+
+#: Dimensions of a view that is not contiguous, after neighbours that lie as one were merged.
+DIMENSIONS = 4
+
+TILE_BYTES = 2048  # of a program's load: 16 bytes of each of its threads
+WARPS = 4
+STEPS = 4  # loads of a program in flight
+
+_FLOAT, _SIGNED, _UNSIGNED, _NIBBLES = (
+    tl.constexpr(kind) for kind in (formats.FLOAT, formats.SIGNED, formats.UNSIGNED, formats.NIBBLES)
+)
+_WORDS = tl.constexpr(records.RECORD_WORDS)
+_SEALED = tl.constexpr(records.SEALED)
+_SCANNED_AS = tl.constexpr(records.SCANNED_AS)
+_FIRST = tl.constexpr(records.FIRST_STATISTIC)
+_SEAL = tl.constexpr(records.SEAL)
+_NONE = tl.constexpr((1 << 63) - 1)
+_TABLE = tl.constexpr(TABLE_WORDS)
+_SCRATCH = tl.constexpr(SCRATCH_WORDS)
+_DIMENSIONS = tl.constexpr(DIMENSIONS)
+
+
+def constants(form, strided):
+    """The compile-time arguments of ``spikeprof_numerics_scan`` for a format."""
+    return {
+        "BYTES": form.item_bytes, "KIND": form.kind, "MASK": form.sign_mask, "SPECIAL": form.special,
+        "INFINITE": form.infinity, "LARGEST": form.largest, "NORMAL": form.normal, "STRIDED": strided,
+        "TILE": TILE_BYTES // form.item_bytes, "STEPS": 1 if strided else STEPS,
+    }  # fmt: skip
+
+
+def part_items(form, strided):
+    """Items that a program loads at a time."""
+    return (1 if strided else STEPS) * TILE_BYTES // form.item_bytes
+
+
+@triton.jit(do_not_specialize=["steps"])
+def spikeprof_numerics_step(state, steps):
+    """``steps`` more steps have begun."""
+    tl.store(state, tl.load(state) + steps)
+
+
+@triton.jit(do_not_specialize=["row", "every", "when_ns"])
+def spikeprof_numerics_scan(table, shapes, finished, ring, state, scratch, row, every, when_ns, RING: tl.constexpr,
+                BYTES: tl.constexpr, KIND: tl.constexpr, MASK: tl.constexpr, SPECIAL: tl.constexpr,
+                INFINITE: tl.constexpr, LARGEST: tl.constexpr, NORMAL: tl.constexpr, STRIDED: tl.constexpr,
+                TILE: tl.constexpr, STEPS: tl.constexpr, CLOCK: tl.constexpr):  # fmt: skip
+    """Program (i, j) takes every ``num_programs(1)``-th part from ``j`` on of the tensor in row ``row + i``.
+
+    ``state`` is [step, tickets] int64. Nothing is done in steps that are no multiple of ``every``.
+    """
+    step = tl.load(state)
+    if step % every == 0:
+        own_row = (row + tl.program_id(0)).to(tl.int64)
+        items = tl.load(table + own_row * _TABLE + 1)
+        parts = tl.cdiv(items, TILE * STEPS)
+        sharing = tl.minimum(tl.maximum(parts, 1), tl.num_programs(1))
+        if tl.program_id(1) < sharing:
+            _share(table, shapes, finished, ring, state, scratch, own_row, step, items, sharing, when_ns, RING,
+                   BYTES, KIND, MASK, SPECIAL, INFINITE, LARGEST, NORMAL, STRIDED, TILE, STEPS, CLOCK)  # fmt: skip
+
+
+@triton.jit
+def _share(table, shapes, finished, ring, state, scratch, row, step, items, sharing, when_ns, RING: tl.constexpr,
+           BYTES: tl.constexpr, KIND: tl.constexpr, MASK: tl.constexpr, SPECIAL: tl.constexpr,
+           INFINITE: tl.constexpr, LARGEST: tl.constexpr, NORMAL: tl.constexpr, STRIDED: tl.constexpr,
+           TILE: tl.constexpr, STEPS: tl.constexpr, CLOCK: tl.constexpr):  # fmt: skip
+    """One program's share of a tensor, and the record if it is the last."""
+    address = tl.load(table + row * _TABLE)
+    tag = tl.load(table + row * _TABLE + 2)
+    scanned = tl.load(table + row * _TABLE + 3)
+    shape = shapes + row * (2 * _DIMENSIONS)
+    part = tl.program_id(1).to(tl.int64)
+    largest, small, zero, below = _extremes(
+        address, shape, items, part, sharing, BYTES, KIND, MASK, NORMAL, STRIDED, TILE, STEPS
+    )
+    nan = tl.zeros_like(zero)
+    inf = tl.zeros_like(zero)
+    saturated = tl.zeros_like(zero)
+    first = tl.zeros_like(items) + _NONE
+    if largest >= LARGEST:
+        largest, nan, inf, saturated, first = _bad(
+            address, shape, items, part, sharing, BYTES, KIND, MASK, SPECIAL, INFINITE, LARGEST, STRIDED, TILE, STEPS
+        )
+    amax = largest.to(tl.int64)
+    nan, inf, saturated = nan.to(tl.int64), inf.to(tl.int64), saturated.to(tl.int64)
+    zero = zero.to(tl.int64)
+    subnormal = below.to(tl.int64) - zero
+    if KIND >= _UNSIGNED:
+        saturated += zero
+    if sharing == 1:
+        _write(table, finished, ring, state, row, step, items, tag, scanned, when_ns, RING, KIND, CLOCK,
+               amax, small, nan, inf, subnormal, zero, saturated, first)  # fmt: skip
+    else:
+        own = scratch + row * _SCRATCH
+        tl.atomic_max(own, amax, sem="relaxed")
+        tl.atomic_min(own + 1, small, sem="relaxed")
+        if nan + inf > 0:
+            tl.atomic_add(own + 2, nan, sem="relaxed")
+            tl.atomic_add(own + 3, inf, sem="relaxed")
+            tl.atomic_min(own + 7, first, sem="relaxed")
+        if subnormal > 0:
+            tl.atomic_add(own + 4, subnormal, sem="relaxed")
+        if zero > 0:
+            tl.atomic_add(own + 5, zero, sem="relaxed")
+        if saturated > 0:
+            tl.atomic_add(own + 6, saturated, sem="relaxed")
+        # Releases what this program added, and sees what all before it have.
+        if tl.atomic_add(own + 8, tl.full((), 1, tl.int64), sem="acq_rel") == sharing - 1:
+            nothing = tl.zeros_like(amax)
+            _write(table, finished, ring, state, row, step, items, tag, scanned, when_ns, RING, KIND, CLOCK,
+                   _taken(own, nothing - 1), _taken(own + 1, nothing + _NONE), _taken(own + 2, nothing),
+                   _taken(own + 3, nothing), _taken(own + 4, nothing), _taken(own + 5, nothing),
+                   _taken(own + 6, nothing), _taken(own + 7, nothing + _NONE))  # fmt: skip
+            tl.atomic_xchg(own + 8, nothing, sem="relaxed")
+
+
+@triton.jit
+def _taken(place, start):
+    """The sum so far, which begins anew: the next replay finds the row as this one did."""
+    return tl.atomic_xchg(place, start, sem="relaxed")
+
+
+@triton.jit
+def _write(table, finished, ring, state, row, step, items, tag, scanned, when_ns, RING: tl.constexpr,
+           KIND: tl.constexpr, CLOCK: tl.constexpr,
+           amax, small, nan, inf, subnormal, zero, saturated, first):  # fmt: skip
+    """The record, in one store of sixteen words; see records.py."""
+    now = tl.extra.cuda.globaltimer().to(tl.int64) if CLOCK else when_ns.to(tl.int64)
+    elements = items
+    if KIND == _NIBBLES:
+        elements = items * 2
+    none = tl.zeros_like(items) - 1
+    small = tl.where(small == _NONE, none, small)
+    first = tl.where(first == _NONE, none, first)
+    ticket = tl.atomic_add(state + 1, tl.full((), 1, tl.int64), sem="relaxed")
+    seal = (_SEAL ^ (ticket + 1) ^ step ^ tag ^ now ^ elements ^ scanned ^ amax ^ small ^ nan ^ inf ^ subnormal ^ zero
+            ^ saturated ^ first)  # fmt: skip
+    lane = tl.arange(0, _WORDS)
+    words = tl.zeros((_WORDS,), tl.int64)
+    words = tl.where(lane == 0, ticket + 1, words)
+    words = tl.where(lane == 1, step, words)
+    words = tl.where(lane == 2, tag, words)
+    words = tl.where(lane == 3, now, words)
+    words = tl.where(lane == 4, elements, words)
+    words = tl.where(lane == _FIRST, amax, words)
+    words = tl.where(lane == _FIRST + 1, small, words)
+    words = tl.where(lane == _FIRST + 2, nan, words)
+    words = tl.where(lane == _FIRST + 3, inf, words)
+    words = tl.where(lane == _FIRST + 4, subnormal, words)
+    words = tl.where(lane == _FIRST + 5, zero, words)
+    words = tl.where(lane == _FIRST + 6, saturated, words)
+    words = tl.where(lane == _FIRST + 7, first, words)
+    words = tl.where(lane == _SCANNED_AS, scanned, words)
+    words = tl.where(lane == _SEALED, seal, words)
+    tl.store(ring + ticket % RING * _WORDS + lane, words)
+    tl.store(finished + row, ticket + 1)
+
+
+@triton.jit
+def _extremes(address, shape, items, part, sharing, BYTES: tl.constexpr, KIND: tl.constexpr, MASK: tl.constexpr,
+              NORMAL: tl.constexpr, STRIDED: tl.constexpr, TILE: tl.constexpr, STEPS: tl.constexpr):  # fmt: skip
+    """Largest magnitude (-1 of nothing), smallest but zero, zeros, and those below normal with the zeros."""
+    if BYTES == 8:
+        big = tl.zeros((TILE,), tl.int64)
+        small = tl.zeros((TILE,), tl.int64) + _NONE
+    else:
+        big = tl.zeros((TILE,), tl.int32)
+        small = tl.zeros((TILE,), tl.int32) + 0x7FFFFFFF
+    zero = tl.zeros((TILE,), tl.int32)
+    below = tl.zeros((TILE,), tl.int32)
+    beyond = tl.zeros((), tl.int64)  # places past the end, which are read as zeros
+    for at in range(part * (TILE * STEPS), items, sharing * (TILE * STEPS)):
+        left = items - at
+        if left >= TILE * STEPS:
+            for i in tl.static_range(STEPS):
+                bits = _load(address, shape, at + i * TILE, left, BYTES, KIND, STRIDED, TILE, False)
+                big, small, zero, below = _gather(bits, big, small, zero, below, KIND, MASK, NORMAL)
+        else:
+            for i in tl.static_range(STEPS):
+                if left > i * TILE:
+                    bits = _load(address, shape, at + i * TILE, left - i * TILE, BYTES, KIND, STRIDED, TILE, True)
+                    big, small, zero, below = _gather(bits, big, small, zero, below, KIND, MASK, NORMAL)
+                    beyond += tl.maximum(TILE - (left - i * TILE), 0)
+    if KIND == _NIBBLES:
+        beyond *= 2
+    largest = tl.max(big, axis=0)
+    least = tl.min(small, axis=0)
+    zeros = tl.sum(zero.to(tl.int64), axis=0) - beyond
+    belows = tl.sum(below.to(tl.int64), axis=0) - beyond
+    if items == 0:
+        largest = largest - 1
+    wide = least.to(tl.int64)
+    if BYTES < 8:
+        wide = tl.where(wide == 0x7FFFFFFF, _NONE, wide)
+    return largest, wide, zeros, belows
+
+
+@triton.jit
+def _gather(bits, big, small, zero, below, KIND: tl.constexpr, MASK: tl.constexpr, NORMAL: tl.constexpr):
+    if KIND == _NIBBLES:
+        big, small, zero, below = _add(bits & 15, big, small, zero, below, NORMAL)
+        big, small, zero, below = _add(bits >> 4, big, small, zero, below, NORMAL)
+    elif KIND == _FLOAT:
+        big, small, zero, below = _add(bits & MASK, big, small, zero, below, NORMAL)
+    else:
+        big, small, zero, below = _add(tl.abs(bits), big, small, zero, below, NORMAL)
+    return big, small, zero, below
+
+
+@triton.jit
+def _add(size, big, small, zero, below, NORMAL: tl.constexpr):
+    nothing = size == 0
+    big = tl.maximum(big, size)
+    small = tl.where(nothing, small, tl.minimum(small, size))
+    zero += nothing.to(tl.int32)
+    below += (size < NORMAL).to(tl.int32)
+    return big, small, zero, below
+
+
+@triton.jit
+def _bad(address, shape, items, part, sharing, BYTES: tl.constexpr, KIND: tl.constexpr, MASK: tl.constexpr,
+         SPECIAL: tl.constexpr, INFINITE: tl.constexpr, LARGEST: tl.constexpr, STRIDED: tl.constexpr,
+         TILE: tl.constexpr, STEPS: tl.constexpr):  # fmt: skip
+    """Largest finite magnitude (-1 of none), NaN, infinite, saturated, the first that is NaN or infinite."""
+    zero = tl.zeros((), tl.int64)
+    big = zero - 1 if BYTES == 8 else tl.zeros((), tl.int32) - 1
+    nan, inf, saturated, first = zero, zero, zero, zero + _NONE
+    for begin in range(part * (TILE * STEPS), items, sharing * (TILE * STEPS)):
+        for i in range(STEPS):
+            at = begin + i * TILE
+            left = items - at
+            if left > 0:
+                bits = _load(address, shape, at, left, BYTES, KIND, STRIDED, TILE, True)
+                place = tl.arange(0, TILE).to(tl.int64) + at
+                inside = place < items
+                if KIND == _NIBBLES:
+                    big, nan, inf, saturated, first = _judge(
+                        bits & 15, place, inside, big, nan, inf, saturated, first, SPECIAL, INFINITE, LARGEST
+                    )
+                    size = bits >> 4
+                elif KIND == _FLOAT:
+                    size = bits & MASK
+                else:
+                    size = tl.abs(bits)
+                big, nan, inf, saturated, first = _judge(
+                    size, place, inside, big, nan, inf, saturated, first, SPECIAL, INFINITE, LARGEST
+                )
+    return big, nan, inf, saturated, first
+
+
+@triton.jit
+def _judge(size, place, inside, big, nan, inf, saturated, first,
+           SPECIAL: tl.constexpr, INFINITE: tl.constexpr, LARGEST: tl.constexpr):  # fmt: skip
+    special = inside & (size >= SPECIAL)
+    infinite = special & (size == INFINITE)
+    big = tl.maximum(big, tl.max(tl.where(inside & (size < SPECIAL), size, -1), axis=0))
+    nan += tl.sum((special & (size != INFINITE)).to(tl.int64), axis=0)
+    inf += tl.sum(infinite.to(tl.int64), axis=0)
+    saturated += tl.sum((inside & (size >= LARGEST) & (size < SPECIAL)).to(tl.int64), axis=0)
+    first = tl.minimum(first, tl.min(tl.where(special, place, _NONE), axis=0))
+    return big, nan, inf, saturated, first
+
+
+@triton.jit
+def _load(address, shape, at, left, BYTES: tl.constexpr, KIND: tl.constexpr, STRIDED: tl.constexpr,
+          TILE: tl.constexpr, CUT: tl.constexpr):  # fmt: skip
+    """``TILE`` items from ``at`` on, as int32 or int64: a float's bits, a code's value; 0 past ``left`` where CUT."""
+    if BYTES == 8:
+        base = address.to(tl.pointer_type(tl.int64))
+    elif BYTES == 4:
+        base = address.to(tl.pointer_type(tl.int32))
+    elif BYTES == 2:
+        base = address.to(tl.pointer_type(tl.int16))
+    elif KIND == _SIGNED:
+        base = address.to(tl.pointer_type(tl.int8))
+    else:
+        base = address.to(tl.pointer_type(tl.uint8))
+    within = tl.arange(0, TILE)
+    if STRIDED:
+        index = within.to(tl.int64) + at
+        offset = tl.zeros_like(index)
+        for dimension in tl.static_range(_DIMENSIONS):
+            size = tl.load(shape + dimension)
+            stride = tl.load(shape + _DIMENSIONS + dimension)
+            offset += index % size * stride
+            index = index // size
+        place = base + offset
+    else:
+        place = tl.multiple_of(base, 16) + at + within
+    bits = tl.load(place, mask=within < left, other=0) if CUT else tl.load(place)
+    return bits if BYTES == 8 else bits.to(tl.int32)

@@ -1,0 +1,296 @@
+"""Who scans the tensors of one device: Triton kernels on a GPU, torch operators elsewhere.
+
+Small outputs wait, held, until there are enough of them for one launch: at 2 us each, one for each module would cost
+a decode step several percent. They are scanned at the latest when the step ends. Meanwhile the program may have written
+them again: torch's version counter tells, where a tensor has one (not in inference mode); what a kernel of the
+program's own has changed is not seen, and the record then tells of the new values. Large outputs are scanned at once.
+"""
+
+import sys
+import warnings
+from collections import deque
+
+from . import records, scan_torch
+from .formats import NIBBLES
+from .memory import RING_RECORDS, Memory
+
+TYPE_CHECKING = False  # importing typing would cost the program a millisecond
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any, Optional
+
+    from ..events import Clock
+    from .formats import Format
+
+#: Tensors that wait for one launch, bytes that they keep from being freed, and parts of the largest among them.
+WAITING_MAX = 64
+WAITING_BYTES_MAX = 16 << 20
+PARTS_MAX = 32
+
+#: Programs of one large tensor.
+PROGRAMS_MAX = 1056
+
+#: Records of the CPU that wait to be written, and tensors whose numbers are on their way from a GPU without Triton.
+BUFFER_RECORDS_MAX = 65536
+PENDING_MAX = 4096
+
+
+class Unchecked(Exception):
+    """This tensor cannot be scanned; the text says why."""
+
+
+def merged(tensor: "Any", dimensions: int) -> "list[int]":
+    """Sizes and strides of a view, neighbours that lie as one dimension merged, innermost first, filled up with 1s."""
+    pairs: list[list[int]] = []
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride())):  # noqa: B905 (Python 3.9)
+        if size == 1:
+            continue
+        if pairs and pairs[-1][0] * pairs[-1][1] == stride:
+            pairs[-1][0] *= size
+        else:
+            pairs.append([size, stride])
+    if len(pairs) > dimensions:
+        raise Unchecked("a view of more than %d strides" % dimensions)
+    pairs += [[1, 0]] * (dimensions - len(pairs))
+    return [size for size, _ in pairs] + [stride for _, stride in pairs]
+
+
+class TritonScanner:
+    """Of one GPU. Used by one thread at a time; ``lost`` and ``unready`` count scans that could not be made."""
+
+    def __init__(self, torch: "Any", device: "Any", kernels: "ModuleType") -> None:
+        self._torch, self._device, self._kernels = torch, device, kernels
+        self.memory = Memory(
+            torch, device, kernels.TABLE_WORDS, 2 * kernels.DIMENSIONS, kernels.SCRATCH_WORDS
+        )  # fmt: skip
+        self._on_gpu = device.type == "cuda"
+        self._index = device.index or 0
+        self._waiting: dict[Format, list[int]] = {}
+        self._versions: dict[Format, list[tuple[Any, Optional[int]]]] = {}
+        self._parts = 1
+        self._count = self._bytes = 0
+        self._stream = 0
+        self._steps_due = 0
+        self._ready: set[tuple[int, bool]] = set()
+        self.lost = self.unready = 0
+        self.every = 1  # in graphs
+        self.now: Callable[[], int] = lambda: 0
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._steps_due += 1
+
+    def capturing(self) -> bool:
+        """Whether launches are captured instead of run."""
+        return bool(self._on_gpu and self._torch.cuda.is_current_stream_capturing())
+
+    def add(self, tensor: "Any", form: "Format", tag: int, version: "Optional[int]") -> bool:
+        """Scan it now or soon; True where it waits, and is held until then. Raises Unchecked."""
+        items = tensor.numel()
+        contiguous = tensor.is_contiguous()
+        if contiguous and tensor.data_ptr() % 16 and items:
+            contiguous = False  # loads of 16 bytes need it
+        part = self._kernels.part_items(form, not contiguous)
+        parts = -(-items // part)
+        if not contiguous or parts > PARTS_MAX:
+            shape = None if contiguous else merged(tensor, self._kernels.DIMENSIONS)
+            words = [tensor.data_ptr(), items, tag, records.AT_ONCE]
+            self._on_device(lambda: self._launch(form, not contiguous, words, 1, min(parts, PROGRAMS_MAX), shape))
+            return False
+        if self._on_gpu:
+            stream = self._torch._C._cuda_getCurrentRawStream(self._index)
+            if stream != self._stream:
+                self.flush()
+                self._stream = stream
+        self._waiting.setdefault(form, []).extend((tensor.data_ptr(), items, tag, records.LATER))
+        self._versions.setdefault(form, []).append((tensor, version))
+        self._parts = max(self._parts, parts)
+        self._count += 1
+        self._bytes += items * form.item_bytes
+        return True
+
+    def is_full(self) -> bool:
+        """Whether what waits should be scanned."""
+        return self._count >= WAITING_MAX or self._bytes >= WAITING_BYTES_MAX
+
+    def flush(self) -> None:
+        """Scan what waits."""
+        if not self._count:
+            return
+        waiting, versions, parts = self._waiting, self._versions, self._parts
+        self._forget_waiting()
+        for form, words in waiting.items():
+            for i, (tensor, version) in enumerate(versions[form]):
+                if version is not None and tensor._version != version:
+                    words[4 * i + 3] = records.CHANGED
+        torch = self._torch
+
+        def launch() -> None:
+            for form, words in waiting.items():
+                self._launch(form, False, words, len(words) // 4, parts, None)
+
+        if self._on_gpu and torch._C._cuda_getCurrentRawStream(self._index) != self._stream:
+            with torch.cuda.stream(torch.cuda.ExternalStream(self._stream, device=self._device)):
+                launch()
+        else:
+            self._on_device(launch)
+
+    def drop(self) -> int:
+        """Give up what waits; how many tensors that are."""
+        count = self._count
+        self._forget_waiting()
+        return count
+
+    def _forget_waiting(self) -> None:
+        self._waiting, self._versions = {}, {}
+        self._parts, self._count, self._bytes = 1, 0, 0
+
+    def _on_device(self, launch: "Callable[[], None]") -> None:
+        if not self._on_gpu or self._torch.cuda.current_device() == self._index:
+            launch()
+        else:
+            with self._torch.cuda.device(self._index):
+                launch()
+
+    def _launch(
+        self, form: "Format", strided: bool, words: "list[int]", count: int, parts: int, shape: "Optional[list[int]]"
+    ) -> None:
+        capturing = self.capturing()
+        key = (form.number, strided)
+        if key not in self._ready:
+            if capturing:  # compiled and loaded then, the kernel might end the capture
+                self.unready += count
+                return
+            self._ready.add(key)
+            with warnings.catch_warnings():  # of the compiler, on the program's standard error
+                warnings.simplefilter("ignore")
+                self._start(form, strided, words, count, parts, shape, capturing)
+            return
+        self._start(form, strided, words, count, parts, shape, capturing)
+
+    def _start(
+        self, form: "Format", strided: bool, words: "list[int]", count: int, parts: int, shape: "Optional[list[int]]",
+        capturing: bool,
+    ) -> None:  # fmt: skip
+        memory = self.memory
+        row = memory.reserve(count, capturing)
+        if row < 0:
+            self.lost += count
+            return
+        memory.fill(row, words, shape)
+        if self._steps_due:
+            self._count_steps(capturing)
+        arguments = {"RING": RING_RECORDS, "CLOCK": self._on_gpu, "num_warps": self._kernels.WARPS}
+        self._kernels.spikeprof_numerics_scan[(count, max(parts, 1))](
+            memory.table, memory.shapes, memory.finished, memory.ring, memory.state, memory.scratch,
+            row, self.every if capturing else 1, 0 if self._on_gpu else self.now(),
+            **arguments, **self._constants(form, strided),
+        )  # fmt: skip
+
+    def _count_steps(self, capturing: bool) -> None:
+        # A graph begins one step each time; what was begun before and never scanned is counted by the next launch.
+        steps = 1 if capturing else self._steps_due
+        self._kernels.spikeprof_numerics_step[(1,)](self.memory.state, steps, num_warps=1)
+        self._steps_due -= steps
+
+    def _constants(self, form: "Format", strided: bool) -> "dict[str, int]":
+        made: dict[str, int] = self._kernels.constants(form, strided)
+        return made
+
+
+class TorchScanner:
+    """Of the CPU, or of a GPU where Triton is missing: one tensor at a time, at once. Used by one thread at a time."""
+
+    def __init__(self, torch: "Any", device: "Any", clock: "type[Clock]") -> None:
+        self._torch, self._on_gpu, self._clock = torch, device.type == "cuda", clock
+        self._step, self._tickets = -1, 0
+        self._pending: deque[tuple[Any, Any, int, int, int, int]] = deque()
+        self._made: list[bytes] = []
+        self.lost = self.unready = 0
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._step += 1
+
+    def capturing(self) -> bool:
+        """Whether launches are captured instead of run."""
+        return bool(self._on_gpu and self._torch.cuda.is_current_stream_capturing())
+
+    def add(self, tensor: "Any", form: "Format", tag: int, version: "Optional[int]") -> bool:
+        """Scan it now; False, as it is not held. Raises Unchecked."""
+        if self.capturing():
+            raise Unchecked("in a CUDA graph, and Triton is missing")
+        elements = tensor.numel() * (2 if form.kind == NIBBLES else 1)
+        with self._torch.no_grad():
+            if not self._on_gpu:
+                found = scan_torch.scan(tensor, form)
+                self._write(self._step, tag, self._clock.unix_ns(), elements, found)
+            elif len(self._pending) >= PENDING_MAX:
+                self.lost += 1
+            else:
+                values = self._torch.empty(8, dtype=self._torch.int64, device="cpu", pin_memory=True)
+                values.copy_(scan_torch.scan_on_device(tensor, form), non_blocking=True)
+                done = self._torch.cuda.Event()
+                done.record()
+                self._pending.append((done, values, self._step, tag, self._clock.unix_ns(), elements))
+        self._settle(wait=False)
+        return False
+
+    def is_full(self) -> bool:
+        """Nothing waits."""
+        return False
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def drop(self) -> int:
+        """Nothing waits."""
+        return 0
+
+    def take(self, all_of_it: bool) -> bytes:
+        """The records made since the last time."""
+        if all_of_it:
+            self._settle(wait=True)
+        made = self._made[:]
+        del self._made[: len(made)]  # the other thread may have appended meanwhile
+        return b"".join(made)
+
+    def _settle(self, wait: bool) -> None:
+        while self._pending:
+            done, values, step, tag, when, elements = self._pending[0]
+            if not wait and not done.query():
+                return
+            if wait:
+                done.synchronize()
+            self._pending.popleft()
+            self._write(step, tag, when, elements, values.tolist())
+
+    def _write(self, step: int, tag: int, when_ns: int, elements: int, found: "list[int]") -> None:
+        if len(self._made) >= BUFFER_RECORDS_MAX:
+            self.lost += 1
+            return
+        self._made.append(records.pack(self._tickets, step, tag, when_ns, elements, found, records.AT_ONCE))
+        self._tickets += 1
+
+
+def load_kernels(needs_gpu: bool) -> "Optional[ModuleType]":
+    """The Triton kernels, where Triton is installed and does what is asked; None elsewhere."""
+    import importlib
+    import os
+
+    if (os.environ.get("TRITON_INTERPRET", "0") == "1") == needs_gpu:
+        return None
+    try:
+        importlib.import_module("triton")
+        importlib.import_module("triton.language")
+        return importlib.import_module(".scan_triton", __package__)
+    except Exception:  # a Triton that does not fit this torch or this machine
+        return None
+
+
+def scanner_for(device: "Any", clock: "type[Clock]") -> "Any":
+    """The scanner that suits a device."""
+    torch = sys.modules["torch"]
+    kernels = load_kernels(needs_gpu=True) if device.type == "cuda" else None
+    return TorchScanner(torch, device, clock) if kernels is None else TritonScanner(torch, device, kernels)
