@@ -26,6 +26,8 @@ from spikeprof.profiler.trace import Trace
 #: Where bytes are known from, the surest last.
 SOURCES = ("unknown", "modelled", "counted")
 
+#: No tensor has more elements, whatever a record says; nor do its bytes.
+_MOST_ELEMENTS = 2**53
 _DRAM = ("dram_read_bytes", "dram_written_bytes")
 _ELEMENT_BYTES = {
     "double": 8, "long": 8, "long int": 8, "float": 4, "int": 4, "c10::Half": 2, "c10::BFloat16": 2, "half": 2,
@@ -134,6 +136,13 @@ def _modelled(trace: Trace, of: Launches, owners: Ints, work: Sequence[Work]) ->
     whole = np.where([one.part for one in work], np.nan, 1.0)
     count = len(of.names)
     rows = np.flatnonzero((owners >= 0) & (of.of_kernel >= 0))
+    # An operator may launch more than its own kind of kernel: addmm copies its bias before some products.
+    kinds = sorted({*(one.kind for one in work), *(of_operator(op or "").kind for op in table["op"])})
+    of_class, of_origin = (
+        np.array([kinds.index(kind) for kind in some], np.int64)
+        for some in ([one.kind for one in work], [of_operator(op or "").kind for op in table["op"]])
+    )
+    rows = rows[of_class[of.of_kernel[rows]] == of_origin[owners[rows]]]
     kernel_class, origin = of.of_kernel[rows], owners[rows]
     factor = np.where(in_elements[origin], element[kernel_class], whole[kernel_class])
     result = np.full((2, count), np.nan)
@@ -158,9 +167,9 @@ def element_bytes(name: str) -> float:
 def moved_by(operator: str, shapes: str, dtypes: str) -> Moved | None:
     """What a call of an operator reads and writes; ``shapes`` and ``dtypes`` as in ``origins``. None = not known."""
     work, inputs = of_operator(operator), _inputs(shapes, dtypes)
-    if not inputs or work.verdict == "unknown":
-        return None
     elements = [n for n, _ in inputs]
+    if not inputs or work.verdict == "unknown" or max(elements) > _MOST_ELEMENTS:
+        return None
     sizes = [size for _, size in inputs]
     known = all(size is not None for size in sizes)
     name = work.operators[0]
@@ -168,7 +177,7 @@ def moved_by(operator: str, shapes: str, dtypes: str) -> Moved | None:
         return None
     unit = [float(size) if size is not None else 1.0 for size in sizes] if known else [1.0] * len(sizes)
     made = _result(name, work.kind, elements, unit, _shape_list(shapes))
-    return None if made is None else Moved(*made, in_elements=not known)
+    return None if made is None or sum(made) > _MOST_ELEMENTS else Moved(*made, in_elements=not known)
 
 
 def _result(

@@ -8,7 +8,7 @@ import pytest
 import tiny
 from contracts.test_analyzers import check_findings, check_metrics, check_tables
 from counted import H200, READ, WRITTEN, counters, kernel_class
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from paths import ROOT, SHARED, needs_shared
 
@@ -248,6 +248,7 @@ def test_a_chain_that_takes_little_time_is_no_finding() -> None:
     assert rules(asked(counted(chain), min_time_share=0.009)) == ["unfused-chain"]
 
 
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 1e12), st.floats(0, 1e12)), max_size=20),
     st.floats(0.1, 1),
@@ -327,6 +328,7 @@ def test_fused_kernels_may_be_part_of_a_chain() -> None:
 _NAMES = st.sampled_from([GEMM, SILU, MUL, MEAN, FLASH, TO_HALF])
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(_NAMES, st.sampled_from([100, 100, 200_000]), st.sampled_from([7, 7, 8])), max_size=40))
 def test_chains_are_those_of_a_plain_walk(drawn: list[tuple[str, int, int]]) -> None:
     trace = recorded(*({"name": name, "gap": gap, "stream": stream} for name, gap, stream in drawn))
@@ -416,6 +418,8 @@ HALF = json.dumps(["c10::Half"] * 3)
         ("aten::mul", "[[4,", HALF, None),
         ("aten::mul", '{"a": 1}', HALF, None),
         ("aten::mul", '[[-1, 8], "x", null]', HALF, None),
+        ("aten::mul", shapes([2**30, 2**30]), HALF, None),  # no such tensor
+        ("aten::mul", shapes([2**40, 1], [1, 2**40]), HALF, None),
         ("aten::view", shapes([4, 8]), HALF, None),
         ("mine::op", shapes([4, 8]), HALF, None),
     ],
@@ -454,6 +458,14 @@ def test_bytes_are_modelled_from_the_shapes_of_operators() -> None:
     assert chain["saved_bytes"] == 16 * MIB
     assert result.metric("known_bytes_time_share") == 1
     assert result.metric("fused_bytes_share") == 0
+
+
+def test_what_an_operator_launches_beside_its_own_kind_of_kernel_is_not_modelled_by_its_shapes() -> None:
+    mm = ("aten::addmm", "mlp")
+    trace = owned((TO_HALF, *mm), (GEMM, *mm), shape=shapes([1024], [4096, 512], [512, 1024]))
+    result = asked(trace)
+    assert [row(result, "kernels", i)["bytes_from"] for i in (0, 1)] == ["unknown", "modelled"]
+    assert row(result, "kernels", 1)["moved_bytes"] == 2 * (1024 + 4096 * 512 + 512 * 1024 + 4096 * 1024)
 
 
 def test_counters_go_before_models() -> None:

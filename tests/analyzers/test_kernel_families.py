@@ -6,7 +6,7 @@ import re
 import tomllib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from paths import ROOT
 
@@ -120,6 +120,7 @@ def test_what_operators_say() -> None:
         assert of_operator(name).verdict == "unknown"
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.text(max_size=200))
 def test_any_name_has_an_answer(name: str) -> None:
     assert work_of(name).verdict in VERDICTS

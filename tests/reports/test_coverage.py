@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from analyzers.test_fusion_coverage import FLASH, FUSED, GEMM, MEAN, MUL, SILU, counted, recorded
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -101,6 +101,7 @@ def test_an_amount_that_one_trace_lacks_is_not_known_of_all() -> None:
     assert shares(Coverage())["fusion.bytes"].reason == "no source is a trace"
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(COVERAGES, max_size=3), st.lists(COVERAGES, max_size=3))
 def test_merging_in_parts_is_merging_at_once(first: list[Coverage], second: list[Coverage]) -> None:
     at_once, in_parts = merged(first + second), merged([merged(first), merged(second)])
@@ -149,6 +150,7 @@ def test_a_post_processor_that_returns_nothing_is_a_mistake() -> None:
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
+@settings(max_examples=60, deadline=None)
 @given(COVERAGES)
 def test_what_is_written_is_read_back(found: Coverage) -> None:
     assert decode(encode(found)) == found
@@ -215,6 +217,7 @@ def test_what_is_no_lcov(text: str) -> None:
         from_lcov(text, "x.info")
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.text(max_size=100))
 def test_any_text_is_lcov_or_refused(text: str) -> None:
     with contextlib.suppress(InputError):
