@@ -8,13 +8,14 @@ from typing import Any
 from spikeprof.analyzers.base import Result
 from spikeprof.reports import format as fmt
 from spikeprof.reports.figures import PALETTE, PERCENT_TICKS, THEMES, Plotly, axis, base_layout, safe, wrapped
-from spikeprof.reports.kernel_names import clip, printable
+from spikeprof.reports.kernel_names import clip, printable, short_name
 from spikeprof.reports.model import PlainTable
 
 _WAYS = {"export": "torch.export", "fx": "torch.fx", "json": "a JSON file"}
 _CLOCKS = {"cuda_events": "CUDA events", "host_clock": "the host's clock"}
 _OUTSIDE = -1  # the layer of what is in none
 _LABEL_CHARS = 34
+_KERNEL_CHARS = 30
 _MOST_TICKS = 24
 _SHADES = "·▁▂▃▄▅▆▇█"
 _SHADES_ASCII = ".123456789"
@@ -50,6 +51,8 @@ def memory(result: Result) -> str:
     if known["activations_peak"] is None:
         return f"{parts[0]}; the sizes of other tensors are not known."
     parts[0] += f", all other tensors at most {fmt.size(known['activations_peak'])} at once"
+    if unknown := result.metric("tensors_of_unknown_size_count"):
+        parts[0] += f", without {fmt.count(unknown)} whose size is not known"
     difference = result.metric("peak_difference_share")
     if known["measured_graph_peak"] is not None:
         how = f" ({fmt.change(difference)})" if difference is not None else ""
@@ -108,9 +111,10 @@ def tables(result: Result) -> dict[str, PlainTable]:
 
 
 def in_module(row: Mapping[str, Any], name: str) -> str:
-    """``layers.0.mlp: silu_1``: what a row is about, with its module where it has one."""
-    module = printable(str(row.get("module") or ""))
-    return f"{module}: {printable(str(row[name]))}" if module else printable(str(row[name]))
+    """``layers.0.up: linear (gemm)``: what a row is about, with its module and kernel where it has them."""
+    module, kernel = (printable(str(row.get(key) or "")) for key in ("module", "kernel"))
+    text = printable(str(row[name]))
+    return (f"{module}: " if module else "") + text + (f" ({short_name(kernel, _KERNEL_CHARS)})" if kernel else "")
 
 
 def _fact(result: Result, name: str) -> str:

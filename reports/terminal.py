@@ -457,6 +457,8 @@ def _graph(screen: _Screen, report: Report) -> None:
     for text in graphs.notes(result):
         screen.prose(text, "dim")
     _graph_table(screen, result, "parts", "Part", _PART_COLUMNS, MAX_PARTS)
+    if result.tables["nodes"].get("kernel"):
+        _graph_table(screen, result, "nodes", "Node", _NODE_COLUMNS, MAX_PARTS)
 
 
 def _graph_table(

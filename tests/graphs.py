@@ -10,6 +10,8 @@ import tiny
 
 from spikeprof.profiler.trace import Trace
 
+_UNKNOWN = ("floor_ns", "forward_ns", "weights_bytes", "graph_peak_bytes", "model_peak_bytes")
+
 
 def node(name: str, *inputs: str, shape: Sequence[int] | None = None, **more: Any) -> dict[str, Any]:
     """An operator that takes ``inputs`` and gives a contiguous float16 tensor; ``storage``: a node it is a view of."""
@@ -43,7 +45,7 @@ def tables(nodes: Iterable[Mapping[str, Any]], **facts: Any) -> dict[str, list[d
             }
         )
     return {
-        "model_graphs": [{"name": "m:f", "via": "export", "floor_ns": None, "forward_ns": None, **facts}],
+        "model_graphs": [{"name": "m:f", "via": "export", **dict.fromkeys(_UNKNOWN), **facts}],
         "model_nodes": [
             {
                 "name": one["name"],

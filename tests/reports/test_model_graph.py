@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import graphs
@@ -121,6 +122,13 @@ def test_what_was_not_measured_is_said() -> None:
     assert "? Peak of all other tensors: the sizes of tensors are not known" in text
 
 
+def test_tensors_of_unknown_size_are_said_with_the_peak() -> None:
+    nodes = [node("a", shape=[8]), node("b", "a", shape=[8], bytes=None), node("c", "b", shape=[4])]
+    assert say.memory(answer(nodes, {})) == (
+        "Weights 0 B, inputs 0 B, all other tensors at most 16 B at once, without 1 whose size is not known."
+    )
+
+
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
@@ -145,6 +153,7 @@ def test_a_report_has_the_graph_and_its_kernels() -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "Model graph: 25 operators (26 nodes, the longest chain 26) by torch.export" in text
     assert "Of the kernels' time 100 % could be given to nodes; heat is of that." in text
+    assert re.search(r"layers.0.mlp.up: up_0 \(gemm\) +2.00 µs +10.0 µs +5.00 µs +100 % █", text)
     shown = Page(page(result)).shown
     assert "Nodes by heat" in shown
     assert "gemm" in shown

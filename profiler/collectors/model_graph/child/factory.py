@@ -15,6 +15,7 @@ from typing import Any
 Made = tuple[Any, tuple[Any, ...], dict[str, Any]]  # model, args, kwargs
 
 _PACKAGE = str(Path(__file__).parent)
+_PYTHON = str(Path(os.__file__).parent)
 _OTHER_PYTHON = f"; {sys.executable} has no torch (`spikeprof graph --python` names another one)"
 _LONGEST = 300  # characters of a message
 
@@ -77,16 +78,19 @@ def one_line(error: BaseException) -> str:
 
 
 def place(error: BaseException, libraries: Sequence[str] = ()) -> str:
-    """`` (model.py:12, in build)``: the innermost frame that is not ours, the importer's or in one of these folders."""
+    """`` (model.py:12, in build)``: the innermost frame that is not ours, Python's own or in one of these folders."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({Path(error.filename).name}:{error.lineno})"
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((_PACKAGE, "<", *libraries))
-        and os.sep + "importlib" + os.sep not in frame.filename
+        if not frame.filename.startswith((_PACKAGE, "<", *libraries)) and not _is_pythons(frame.filename)
     ]
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+
+
+def _is_pythons(path: str) -> bool:
+    return path.startswith(_PYTHON) and "-packages" + os.sep not in path
 
 
 def checked(spec: str, made: Any) -> Made:
