@@ -69,6 +69,7 @@ from spikeprof.analyzers.derived.fusion_tables import (
 )
 from spikeprof.profiler.trace import Trace
 
+_SHOWN_COUNT = 10
 _COUNTERS = "spikeprof run --counters -- CMD"
 _EPILOGUE = "Put the pointwise work into the epilogue of the product before it, or compile the module."
 _ONE_KERNEL = "Do it in one kernel: compile the module, or use a fused operator."
@@ -221,7 +222,11 @@ def _saving(one: Chain, save: Saves) -> Saving:
 
 
 def _scope(of: Kernels, one: Chain) -> dict[str, str | int]:
-    return {"kernel": of.of.names[one.members[0]], "next_kernel": of.of.names[one.members[1]]}
+    """What the chain's kernels do, the middle of a long one left out, and the first kernel by name."""
+    names = [of.work[member].does for member in one.members]
+    if len(names) > _SHOWN_COUNT:
+        names = [*names[: _SHOWN_COUNT // 2], "…", *names[-(_SHOWN_COUNT // 2) :]]
+    return {"chain": " → ".join(names), "kernel": of.of.names[one.members[0]]}
 
 
 def _action(of: Kernels, one: Chain) -> str:

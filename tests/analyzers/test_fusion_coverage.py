@@ -170,6 +170,7 @@ def test_silu_and_product_by_hand() -> None:
         24 * MIB,
     )
     one = finding(result, "unfused-chain")
+    assert one.scope == {"chain": "silu → mul", "kernel": SILU}
     assert one.severity == "info"  # nobody could look whether something else reads it
     assert one.recommendation.endswith(
         "First make sure that each reads what the one before it wrote, and nothing else does."
@@ -319,6 +320,8 @@ def test_replays_and_marked_steps_part_chains() -> None:
 def test_a_run_without_end_is_cut() -> None:
     found = members(asked(recorded(*[SILU] * (MOST_MEMBERS + 3))))
     assert [len(one) for one in found] == [MOST_MEMBERS, 3]
+    named = finding(asked(recorded(*[SILU] * 8, MUL, ADD, POW)), "short-chain").scope["chain"]
+    assert named == "silu → silu → silu → silu → silu → … → silu → silu → mul → add → pow"
 
 
 def test_fused_kernels_may_be_part_of_a_chain() -> None:
