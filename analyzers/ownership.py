@@ -37,6 +37,7 @@ What to do: compare the kernels and shapes of that module with those of its like
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -180,9 +181,8 @@ class Ownership:
         tree, pairs = study.tree, study.found.pairs
         time, launches = _inclusive(study, pairs.total), _inclusive(study, pairs.launches)
         found: list[tuple[int, int, float, int]] = []  # excess, module, ratio, median
-        for group in tree.groups:
-            members = ints(group.members)
-            members = members[launches[members] > 0]
+        for like in _alike(tree):
+            members = like[launches[like] > 0]
             if len(members) < self.min_alike_count:
                 continue
             usual = int(np.partition(launches[members], len(members) // 2)[len(members) // 2])
@@ -212,6 +212,14 @@ class Ownership:
         action = "Compare its kernels and the shapes of their inputs with those of its like."
         scope = {"module": tree.paths[module], "like": group.label}
         return Finding("uneven-modules", "warning", scope, evidence, action, Saving(excess, "total"))
+
+
+def _alike(tree: ModuleTree) -> Iterator[Ints]:
+    """Modules that are alike, of one process each."""
+    for group in tree.groups:
+        members = ints(group.members)
+        for rank in np.unique(tree.ranks[members]).tolist():
+            yield members[tree.ranks[members] == rank]
 
 
 def _is_list(tree: ModuleTree, number: int) -> bool:

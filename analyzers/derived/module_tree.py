@@ -45,6 +45,7 @@ class ModuleTree(NamedTuple):
     parent_of: Ints  # of each row of modules, -1 for a root
     depth_of: Ints
     paths: list[str]
+    ranks: Ints
 
     def with_ancestors(self, exclusive: Ints) -> Ints:
         """What each module and all below it have together, from what each has by itself."""
@@ -62,7 +63,7 @@ class ModuleTree(NamedTuple):
 def module_tree(trace: Trace) -> ModuleTree:
     """The tree of the table ``modules``; empty where it is absent."""
     if "modules" not in trace:
-        return ModuleTree([], ints([]), ints([]), ints([]), [])
+        return ModuleTree([], ints([]), ints([]), ints([]), [], ints([]))
     paths = trace.table("modules").column("path").to_pylist()
     classes = trace.table("modules").column("class_name").to_pylist()
     ranks = trace.column("modules", "rank").tolist()
@@ -96,7 +97,7 @@ def module_tree(trace: Trace) -> ModuleTree:
         group_of[row] = seen[key]
         groups[seen[key]].members.append(row)
     _name(groups, paths)
-    return ModuleTree(groups, group_of, parents, depths, paths)
+    return ModuleTree(groups, group_of, parents, depths, paths, ints(ranks))
 
 
 def _parents(parents: Ints) -> tuple[Ints, Ints]:

@@ -221,6 +221,15 @@ def test_one_of_several_like_modules_that_takes_longer() -> None:
     assert not [f for f in asked(model(lambda i: 700 if i == 2 else 500)).findings if f.rule == "uneven-modules"]
 
 
+def test_modules_of_two_processes_are_not_compared() -> None:
+    slow = lambda i: 2000 if i > 1 else 500  # noqa: E731
+    # Layers 2 and 3, and all in them, are of another process: within each the layers are even.
+    modules = [{**row, "rank": int(i >= 8)} for i, row in enumerate(MODULES)]
+    options = {"min_alike_count": 2, "uneven_ratio": 1.1}
+    assert [f.rule for f in asked(model(slow), **options).findings].count("uneven-modules") == 1
+    assert "uneven-modules" not in [f.rule for f in asked(model(slow, modules=modules), **options).findings]
+
+
 def test_layers_that_launch_more_are_not_compared() -> None:
     trace = model(lambda i: 1000 if i == 2 else 500)
     kernels, owners = (trace.table(name).to_pylist() for name in ("kernels", "kernel_owners"))
