@@ -67,10 +67,11 @@ def _work(trace: Trace, of: Launches, owners: Ints) -> list[Work]:
     known = np.array([bool(name) for name in names], bool)
     rows = rows[known[owners[rows]]]
     for one, row in zip(*(part.tolist() for part in np.unique(of.of_kernel[rows], return_index=True)), strict=True):
+        name = names[owners[rows[row]]]
         if work[one].verdict == "unknown":
-            work[one] = of_operator(names[owners[rows[row]]])
-        elif not work[one].is_fused:
-            work[one] = replace(work[one], operators=(names[owners[rows[row]]].removeprefix("aten::"),))
+            work[one] = of_operator(name)
+        elif not work[one].is_fused and name.startswith("aten::"):
+            work[one] = replace(work[one], operators=(name.removeprefix("aten::"),))
     return work
 
 

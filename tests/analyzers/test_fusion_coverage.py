@@ -483,6 +483,8 @@ def test_a_kernel_of_unknown_name_is_what_its_operator_is() -> None:
     result = asked(owned(("mystery", "aten::gelu", "mlp"), ("secret", "mine::op", "mlp")))
     assert [row(result, "kernels", i)["verdict"] for i in (0, 1)] == ["single", "unknown"]
     assert row(result, "kernels")["why"] == "launched by aten::gelu, one node of the graph"
+    named = asked(owned((GEMM, "aten::addmm", "mlp"), (SILU, "triton::mine", "mlp")))
+    assert [row(named, "kernels", i)["does"] for i in (0, 1)] == ["addmm", "silu"]
 
 
 def model(readers: list[tuple[str, str]]) -> dict[str, Any]:

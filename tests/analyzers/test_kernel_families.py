@@ -111,6 +111,31 @@ def test_inductor_lists_operators_once_each() -> None:
     assert work_of("triton_poi_fused_add_mul_3").reason == "Inductor joined add and mul"
 
 
+@pytest.mark.parametrize(
+    ("name", "does"),
+    [
+        (SILU, "silu"),
+        (MEAN, "mean"),
+        (COPY, "copy"),
+        (ATEN + "vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl(x)::{lambda(c10::Half)#1}>", "gelu"),
+        (
+            ATEN + "elementwise_kernel<128, 4, gpu_kernel_impl_nocast<at::native::CUDAFunctorOnSelf_add<float> > >",
+            "add",
+        ),
+        (ATEN + "unrolled_elementwise_kernel<at::native::AUnaryFunctor<float, MulFunctor<float> > >", "mul"),
+        (ATEN + "vectorized_elementwise_kernel<4, at::native::pow_tensor_scalar_kernel_impl<float, float> >", "pow"),
+        (ATEN + "vectorized_elementwise_kernel<4, at::native::addcmul_cuda_kernel(x)::{lambda()#2}>", "addcmul"),
+        (ATEN + "(anonymous namespace)::CatArrayBatchedCopy<unsigned int, 2>(x)", "cat"),
+        (ATEN + "index_elementwise_kernel<128, 4, at::native::index_copy_kernel_impl<x> >", "index_copy"),
+        ("triton_poi_fused_add_mul_3", "add+mul"),
+        ("nvjet_sm90_hsh_8x64_64x16_2x1_v_bz_TNN", "gemm"),
+        ("spin", "other"),
+    ],
+)
+def test_what_a_kernel_does_in_a_word(name: str, does: str) -> None:
+    assert work_of(name).does == does
+
+
 def test_what_operators_say() -> None:
     assert (of_operator("aten::mul").verdict, of_operator("aten::mul").kind) == ("single", "pointwise")
     assert of_operator("aten::mul_").kind == "pointwise"
