@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,13 +10,6 @@ import typer
 
 from spikeprof.cli.inputs import BETWEEN_HELP, open_input
 from spikeprof.cli.policy import POLICY_HELP
-
-
-class FailOn(StrEnum):
-    """From which severity on a finding fails the command."""
-
-    warning = "warning"
-    critical = "critical"
 
 
 def analyze(
@@ -33,14 +25,21 @@ def analyze(
     ] = None,
     between: Annotated[str, typer.Option(metavar="BEGIN,END", help=BETWEEN_HELP)] = "",
     fail_on: Annotated[
-        FailOn | None,
-        typer.Option("--fail-on", help="Exit with 1 when there is a finding of this severity or above."),
-    ] = None,
+        str,
+        typer.Option(
+            "--fail-on",
+            metavar="WHAT",
+            help="Exit with 1 on a finding of this severity (warning, critical) or above, or of these rules, comma "
+            "separated.",
+        ),
+    ] = "",
     policy: Annotated[Path | None, typer.Option("--policy", metavar="FILE", help=POLICY_HELP)] = None,
 ) -> int:
     """Find what limits a recorded run; works on any machine, no GPU needed."""
     from spikeprof.cli import outputs
+    from spikeprof.cli import policy as policies
 
+    failing = policies.failing(fail_on) if fail_on else ()
     if output is not None:
         outputs.check(output, outputs.is_json_report)
     from spikeprof.reports import json_
@@ -61,11 +60,9 @@ def analyze(
 
         render_terminal(report, Console())
         typer.echo(f"\nnext: spikeprof report {shlex.quote(str(path))} -o report.html")
-    from spikeprof.cli import policy as policies
-
     reasons = []
-    if fail_on is not None:
-        reasons += [f"--fail-on {fail_on.value}: {reason}" for reason in policies.violations(report, fail_on.value)]
+    if fail_on:
+        reasons += [f"--fail-on {fail_on}: {reason}" for reason in policies.violations(report, failing)]
     if bounds:
         reasons += [f"--policy {policy}: {reason}" for reason in policies.unmet(trace, name, bounds)]
     for reason in reasons:

@@ -6,9 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+import tiny
 from cli.command import refusal, spikeprof
 from cli.traces import launch_bound, sound
+from scanned import scan
 
+from spikeprof.profiler import store
 from spikeprof.profiler.schema import SCHEMA_VERSION
 
 NOT_ROOT = pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
@@ -53,6 +56,33 @@ def test_fail_on_names_what_failed(trace: Path) -> None:
     assert "spikeprof: --fail-on warning: launch-bound\n" in run.stderr
     assert json.loads(run.stdout)["version"] == 1
     assert spikeprof("analyze", trace, "--fail-on", "critical").returncode == 0
+
+
+def test_fail_on_names_rules(trace: Path) -> None:
+    run = spikeprof("analyze", trace, "--fail-on", "many-tiny-kernels, launch-bound")
+    assert run.returncode == 1
+    assert "spikeprof: --fail-on many-tiny-kernels, launch-bound: launch-bound\n" in run.stderr
+    assert spikeprof("analyze", trace, "--fail-on", "sync-bound").returncode == 0
+    refused = spikeprof("analyze", trace, "--fail-on", "overflow,never")
+    assert refused.returncode == 2
+    assert refusal(refused).startswith(
+        "--fail-on overflow,never: 'never' is no rule; write warning, critical, or rules"
+    )
+
+
+def test_a_rule_that_could_not_be_looked_for_does_not_pass(trace: Path) -> None:
+    run = spikeprof("analyze", trace, "--fail-on", "overflow")
+    assert run.returncode == 1
+    assert "overflow: not measured (the table 'tensor_stats' was not collected): spikeprof run --numerics" in run.stderr
+
+
+@pytest.mark.parametrize(("inf_count", "code"), [(0, 0), (1, 1)])
+def test_fail_on_overflow(tmp_path: Path, inf_count: int, code: int) -> None:
+    folder = store.create_folder(tmp_path / "numerics")
+    store.write_trace(folder, tiny.trace(tensor_stats=[scan(0, 0, "a"), scan(1, 0, "a", inf_count=inf_count)]))
+    run = spikeprof("analyze", folder, "--fail-on", "overflow")
+    assert run.returncode == code
+    assert ("spikeprof: --fail-on overflow: overflow\n" in run.stderr) is (code == 1)
 
 
 def test_fail_on_passes_a_sound_trace(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_no_verb_prints_the_help_and_is_a_usage_error() -> None:
     [
         (["analyse"], "No such command 'analyse'"),
         (["analyze"], "Missing argument 'PATH'"),
-        (["analyze", "x", "--fail-on", "never"], "Invalid value for '--fail-on': 'never' is not one of"),
+        (["run", "--clean-steps", "many"], "Invalid value for '--clean-steps'"),
         (["report", "x", "--colour"], "No such option: --colour"),
     ],
 )
