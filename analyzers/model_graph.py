@@ -92,7 +92,16 @@ class ModelGraph:
         id="model-graph",
         question="What does the model's graph ask for: order, memory, alignment, and time of each node?",
         needs=("model_nodes",),
-        wants=("model_graphs", "model_edges", "model_tensors", "kernels", "kernel_owners", "origins", "modules"),
+        wants=(
+            "model_graphs",
+            "model_edges",
+            "model_tensors",
+            "kernels",
+            "kernel_owners",
+            "origins",
+            "modules",
+            "stacks",
+        ),
         rules=(
             Rule("graph-cycle", "Nodes of the graph wait for one another", "critical"),
             Rule("unaligned-rows", "Rows of a large tensor are not aligned for wide accesses", "info"),

@@ -73,18 +73,29 @@ def trace(nodes: Iterable[Mapping[str, Any]], facts: Mapping[str, Any] | None = 
 
 
 def kernels(*owned: tuple[str, str, str], ns: int = 1000) -> dict[str, list[dict[str, Any]]]:
-    """Kernels one after the other, each (name, module path, operator), with their owners; one origin for equal ones.
+    """Kernels one after the other, each (name, module path, operator), with their owners.
 
-    A third part of the operator behind ``@`` tells places apart: ``aten::mm@2``.
+    A number behind ``@`` is the operator's line (a negative one: of another file), one behind ``#`` its input's size:
+    ``aten::mm@2#64``.
     """
     paths = list(dict.fromkeys(path for _, path, _ in owned))
     origins = list(dict.fromkeys((path, op) for _, path, op in owned))
+    lines = [int(op.partition("#")[0].partition("@")[2] or 0) for _, op in origins]
     return {
         "kernels": [
             {"name": name, "start_ns": at * 2 * ns, "end_ns": at * 2 * ns + ns} for at, (name, _, _) in enumerate(owned)
         ],
         "modules": [{"path": path, "parent_id": -1} for path in paths],
-        "origins": [{"module_id": paths.index(path), "op": op.split("@")[0]} for path, op in origins],
+        "stacks": [{"file": "model.py" if line >= 0 else "other.py", "line": abs(line)} for line in lines],
+        "origins": [
+            {
+                "module_id": paths.index(path),
+                "stack_id": at if lines[at] else -1,
+                "op": op.partition("#")[0].partition("@")[0],
+                "input_shapes": f"[[{op.partition('#')[2] or 8}]]",
+            }
+            for at, (path, op) in enumerate(origins)
+        ],
         "kernel_owners": [
             {"kernel_id": at, "origin_id": origins.index((path, op))} for at, (_, path, op) in enumerate(owned)
         ],

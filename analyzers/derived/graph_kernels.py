@@ -17,31 +17,52 @@ from spikeprof.analyzers.derived.intervals import Bools, Ints
 from spikeprof.analyzers.derived.model_nodes import Nodes
 from spikeprof.profiler.trace import Trace
 
-#: What composite operators launch their kernels as; a name that ends in * stands for all that begin so.
+#: What operators of graphs launch their kernels as; a name that ends in * stands for all that begin so.
 _LAUNCHES_AS = {
+    "adaptive_avg_pool2d": ("_adaptive_avg_pool2d", "mean"),
     "batch_norm": ("cudnn_batch_norm", "native_batch_norm", "_native_batch_norm*", "_batch_norm*"),
+    "bfloat16": ("copy_", "_to_copy"),
     "clone": ("copy_",),
     "contiguous": ("copy_", "clone"),
     "conv1d": ("convolution", "_convolution", "cudnn_convolution*"),
     "conv2d": ("convolution", "_convolution", "cudnn_convolution*"),
     "cross_entropy_loss": ("nll_loss*", "_log_softmax"),
     "dropout": ("native_dropout", "bernoulli_"),
+    "einsum": ("bmm", "mm", "mul", "sum", "copy_"),
     "embedding": ("index_select", "index"),
+    "flatten": ("copy_", "clone"),
+    "float": ("copy_", "_to_copy"),
+    "full": ("fill_",),
+    "full_like": ("fill_",),
+    "group_norm": ("native_group_norm",),
+    "half": ("copy_", "_to_copy"),
     "index": ("index_select",),
+    "index_put_": ("_index_put_impl_",),
     "layer_norm": ("native_layer_norm",),
     "linear": ("addmm", "mm", "_addmm_activation"),
     "log_softmax": ("_log_softmax",),
     "matmul": ("mm", "bmm", "mv", "dot"),
+    "max_pool2d": ("max_pool2d_with_indices",),
+    "ones": ("fill_",),
+    "ones_like": ("fill_",),
+    "pad": ("constant_pad_nd", "copy_", "fill_"),
     "repeat": ("copy_",),
+    "repeat_interleave": ("index_select", "copy_"),
     "reshape": ("copy_", "clone"),
     "rms_norm": ("_fused_rms_norm", "pow", "mean", "rsqrt", "mul", "add", "copy_"),
     "scaled_dot_product_attention": ("_scaled_dot_product_*", "_flash_attention*", "_efficient_attention*", "_cudnn_*"),
     "softmax": ("_softmax",),
+    "square": ("pow",),
+    "stack": ("cat",),
+    "sub": ("rsub",),
     "to": ("copy_", "_to_copy"),
     "type_as": ("copy_", "_to_copy"),
+    "zeros": ("zero_", "fill_"),
+    "zeros_like": ("zero_", "fill_"),
 }
 #: Kernels looked at to find out whether their sequence repeats.
 _LONGEST_PERIOD_CHECK = 1_000_000
+_MOST_LINES = 1 << 24  # of a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +85,10 @@ def joined(trace: Trace, nodes: Nodes) -> Joined:
     if lacking:
         why = "no kernels were recorded with the graph" if "kernels" in lacking else "no kernel's module is known"
         return Joined(np.empty(0, np.int64), why)
-    module, op, origin = _owners(trace)
+    module, op, place = _owners(trace)
     paths = [str(path) for path in trace.table("modules").column("path").to_pylist()]
-    place = same_modules(paths, nodes.module)
-    at_module = np.array([place.get(path, -1) for path in paths], np.int64)
+    number = same_modules(paths, nodes.module)
+    at_module = np.array([number.get(path, -1) for path in paths], np.int64)
     graph_module = np.where(module >= 0, at_module[module] if paths else -1, -1)
     found = np.full(len(module), -1, np.int64)
     workers = _workers(nodes)
@@ -79,7 +100,7 @@ def joined(trace: Trace, nodes: Nodes) -> Joined:
         if len(some) == 1:
             found[mine] = some[0]
         elif some:
-            _by_operator(found, mine, op, origin, codes, nodes, some)
+            _by_operator(found, mine, op, place, codes, nodes, some)
     return Joined(found, "" if (found >= 0).any() else _no_match(module, graph_module, len(labels)))
 
 
@@ -92,7 +113,7 @@ def _no_match(module: Ints, graph_module: Ints, kernels: int) -> str:
 
 
 def _owners(trace: Trace) -> tuple[Ints, npt.NDArray[np.object_], Ints]:
-    """Module (row of ``modules``), operator and origin of every kernel; -1 and empty where not known."""
+    """Module (row of ``modules``), operator and place in the program of every kernel; -1 and empty where not known."""
     count = trace.table("kernels").num_rows
     origin = np.full(count, -1, np.int64)
     kernel, of = trace.column("kernel_owners", "kernel_id"), trace.column("kernel_owners", "origin_id")
@@ -106,7 +127,20 @@ def _owners(trace: Trace) -> tuple[Ints, npt.NDArray[np.object_], Ints]:
     modules = trace.column("origins", "module_id").astype(np.int64)
     modules[(modules < 0) | (modules >= trace.table("modules").num_rows)] = -1
     names = np.array([_plain(op or "") for op in trace.table("origins").column("op").to_pylist()] + [""], object)
-    return np.where(origin >= 0, np.append(modules, -1)[origin], -1), names[origin], origin
+    module = np.where(origin >= 0, np.append(modules, -1)[origin], -1)
+    return module, names[origin], np.append(_places(trace), -1)[origin]
+
+
+def _places(trace: Trace) -> Ints:
+    """The place in the program of each origin, by file and line: launches with other shapes have the same."""
+    stack = trace.column("origins", "stack_id").astype(np.int64)
+    if "stacks" not in trace:
+        return np.full(len(stack), -1, np.int64)
+    rows = trace.table("stacks").select(["file", "line"]).to_pydict()
+    files = {name: at for at, name in enumerate(dict.fromkeys(rows["file"]))}
+    lines = [files[file] * _MOST_LINES + line % _MOST_LINES for file, line in zip(*rows.values(), strict=True)]
+    places = np.array([*lines, -1], np.int64)
+    return places[np.where((stack < 0) | (stack >= len(lines)), len(lines), stack)]
 
 
 def _plain(op: str) -> str:
@@ -165,7 +199,7 @@ def _by_operator(
     found: Ints,
     mine: Ints,
     op: npt.NDArray[np.object_],
-    origin: Ints,
+    place: Ints,
     codes: npt.NDArray[np.int32],
     nodes: Nodes,
     some: list[int],
@@ -178,7 +212,7 @@ def _by_operator(
         if len(can) == 1:
             found[of_op] = can[0]
         elif can:
-            found[of_op] = _in_order(origin[of_op], codes[of_op], can)
+            found[of_op] = _in_order(place[of_op], codes[of_op], can)
 
 
 def _launches(node_op: str, op: str) -> bool:
@@ -186,14 +220,19 @@ def _launches(node_op: str, op: str) -> bool:
     return bool(op) and any(op.startswith(n[:-1]) if n.endswith("*") else op == n for n in names)
 
 
-def _in_order(origin: Ints, codes: npt.NDArray[np.int32], can: list[int]) -> Ints:
-    """The node of each kernel, in order of time, of several with the same operator; -1 where order does not tell."""
-    places = list(dict.fromkeys(origin.tolist()))
-    if len(places) == len(can):
-        return np.array(can, np.int64)[[places.index(one) for one in origin.tolist()]]
+def _in_order(place: Ints, codes: npt.NDArray[np.int32], can: list[int]) -> Ints:
+    """The node of each kernel, in order of time, of several with the same operator; -1 where order does not tell.
+
+    Lines of one file are in its order, whatever a cut recording begins with; those of several in order of time.
+    """
+    places, first, at = np.unique(place, return_index=True, return_inverse=True)
+    if len(places) == len(can) and places[0] >= 0:
+        one_file = places[0] // _MOST_LINES == places[-1] // _MOST_LINES
+        rank = np.arange(len(places)) if one_file else np.argsort(np.argsort(first))
+        return np.array(can, np.int64)[rank[at]]
     period = len(can)
     if len(places) == 1 and len(codes) % period == 0 and len(codes) <= _LONGEST_PERIOD_CHECK:
         turns = codes.reshape(-1, period)
         if (turns == turns[0]).all():
             return np.tile(np.array(can, np.int64), len(turns))
-    return np.full(len(origin), -1, np.int64)
+    return np.full(len(place), -1, np.int64)

@@ -293,6 +293,19 @@ def test_kernels_are_joined_by_module_operator_and_place() -> None:
     assert max(column(result, "nodes", "heat_share")) == 1.0
 
 
+def test_lines_tell_nodes_apart_whatever_a_recording_begins_with_and_whatever_the_shapes_are() -> None:
+    prefill = (("mul_large", "layers.0", "aten::mul@7#512"), ("mul_large", "layers.0", "aten::mul@9#512"))
+    decode = (("mul_small", "layers.0", "aten::mul@7#1"), ("mul_small", "layers.0", "aten::mul@9#1"))
+    found = assigned(answer(LAYER, **kernels(prefill[1], *decode, *decode)))
+    assert found == {"mul": ("mul_small", 2, 2000.0), "mul_1": ("mul_small", 3, 3000.0)}
+
+
+def test_lines_of_several_files_are_in_order_of_time() -> None:
+    step = (("first", "layers.0", "aten::mul@9"), ("second", "layers.0", "aten::mul@-2"))
+    found = assigned(answer(LAYER, **kernels(*step, *step)))
+    assert found == {"mul": ("first", 2, 2000.0), "mul_1": ("second", 2, 2000.0)}
+
+
 def test_one_place_for_several_nodes_is_told_apart_by_the_sequence() -> None:
     step = (("first", "layers.0", "aten::mul"), ("second", "layers.0", "aten::mul"))
     found = assigned(answer(LAYER, **kernels(*step, *step, *step)))
