@@ -15,6 +15,8 @@ from spikeprof.analyzers.derived.model_nodes import Nodes, model_nodes
 from spikeprof.profiler.trace import Trace
 
 _ALONE, _OTHERS, _UNKNOWN = READERS
+#: Operators that look at shapes and types, not at elements.
+_CHECKS = ("_assert", "sym_")
 
 
 def readers(trace: Trace, found: Sequence[Chain]) -> list[list[str]]:
@@ -61,9 +63,11 @@ def _readers(node: int, takers: Mapping[int, list[int]], looks: set[int]) -> set
 
 
 def _takers(nodes: Nodes) -> dict[int, list[int]]:
+    """The nodes that take what each node gives, without those that torch.export adds to check its assumptions."""
     found: dict[int, list[int]] = {}
     for source, target in zip(nodes.source.tolist(), nodes.target.tolist(), strict=True):
-        found.setdefault(source, []).append(target)
+        if not nodes.op[target].removeprefix("aten::").startswith(_CHECKS):
+            found.setdefault(source, []).append(target)
     return found
 
 

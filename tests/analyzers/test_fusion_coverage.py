@@ -489,7 +489,7 @@ def test_a_kernel_of_unknown_name_is_what_its_operator_is() -> None:
 
 def model(readers: list[tuple[str, str]]) -> dict[str, Any]:
     """silu and mul of the module mlp, and who reads them: pairs of (from, to) of node names."""
-    names = ["x", "silu", "mul", "view", "add_", "add"]
+    names = ["x", "silu", "mul", "view", "add_", "_assert_tensor_metadata", "add"]
     nodes = [{"name": n, "kind": "op", "op": f"aten::{n}", "module": "mlp"} for n in names]
     nodes[0] |= {"kind": "input", "op": ""}
     nodes[-1]["module"] = "other"
@@ -507,6 +507,7 @@ def model(readers: list[tuple[str, str]]) -> dict[str, Any]:
         ([("silu", "view"), ("view", "mul")], "chain_only", "warning"),  # a view of it is it
         ([("silu", "view"), ("view", "mul"), ("view", "add")], "others_too", ""),
         ([("silu", "add_"), ("add_", "mul")], "others_too", ""),  # what changes it in place reads it
+        ([("silu", "_assert_tensor_metadata"), ("silu", "mul")], "chain_only", "warning"),
         ([], "not_checked", "info"),  # who reads it is outside the graph
     ],
 )
