@@ -425,10 +425,29 @@ class Agent:
         if self.options.numerics_every:
             from .numerics.part import NumericsPart
 
-            self._numerics = NumericsPart(self)
+            self._numerics = self._numerics or NumericsPart(self)
             self._parts.append(self._numerics)
         guests.hide_from_dynamo()
         self._each_part("start")
+
+    def watch_model(self, model: object, every: int, patterns: tuple[str, ...], roles: tuple[str, ...]) -> None:
+        """Scan what the modules of this model give: the program asks for it itself."""
+        with SignalsHeld(), self._lock:
+            try:
+                if self._numerics is not None:
+                    self._numerics.attach(model)
+                    return
+                from .numerics.part import NumericsPart
+
+                options = self.options
+                if not options.numerics_every:
+                    options.numerics_every, options.numerics_modules, options.numerics_roles = every, patterns, roles
+                self._numerics = NumericsPart(self, (model,))
+                if self._activated and not self.inherited:
+                    self._parts.append(self._numerics)
+                    self._numerics.start()
+            except Exception as error:
+                self.spool.event(ev="note", text="spikeprof.watch: %s: %s" % (type(error).__name__, error))
 
     def _each_part(self, what: str) -> None:
         for part in self._parts:

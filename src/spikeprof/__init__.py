@@ -12,14 +12,16 @@ if TYPE_CHECKING:
     from spikeprof.profiler.annotate import request, stage, step
     from spikeprof.profiler.importers import open_trace
     from spikeprof.profiler.trace import Trace
+    from spikeprof.profiler.watching import watch
     from spikeprof.reports.coverage import register_postprocessor
 
 __version__ = "0.1.0"
-__all__ = ["Trace", "__version__", "open_trace", "register_postprocessor", "request", "stage", "step"]
+__all__ = ["Trace", "__version__", "open_trace", "register_postprocessor", "request", "stage", "step", "watch"]
 
 _LAZY = {
     "open_trace": "spikeprof.profiler.importers",
     "Trace": "spikeprof.profiler.trace",
+    "watch": "spikeprof.profiler.watching",
     "register_postprocessor": "spikeprof.reports.coverage",
     **dict.fromkeys(("request", "stage", "step"), "spikeprof.profiler.annotate"),
 }

@@ -19,16 +19,18 @@ if TYPE_CHECKING:
 #: Steps after which models of a class never seen before are not looked for any more.
 _SEARCH_STEPS = 64
 
-_COMPILER = "torch.compile is used: modules are not watched, as hooks would become part of what is compiled"
+_COMPILER = "torch.compile is used: only what compiled models give is watched from then on, not what is in models"
 
 
 class NumericsPart:
     """Life of the watch: from the first use of CUDA to the end, or until something is compiled."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, models: tuple[Any, ...] = ()) -> None:
         self._agent = agent
+        self._models = models  # asked for by name; without any, all are watched
         self._numerics: Numerics | None = None
         self._captures: Captures | None = None
+        self._compiled: tuple[Any, Any, Any] | None = None  # class, our __init__, its own
         self._searching = 0
         self._bytes = 0
         self._over = False
@@ -42,13 +44,22 @@ class NumericsPart:
         numerics = self._numerics = Numerics(
             self._say, options.numerics_every, tuple(options.numerics_modules), tuple(options.numerics_roles)
         )
-        if not self._agent.calls.want(self):
-            self._say(ev="note", text=_COMPILER)
-            return
-        self._searching = _SEARCH_STEPS
+        if self._models:
+            for model in self._models:
+                numerics.attach(model)
+            self._models = ()
+        elif self._agent.calls.want(self):
+            self._searching = _SEARCH_STEPS
+        else:
+            self._follow_compiled()
         self._captures = Captures(numerics.capture_began, lambda *_: numerics.capture_ends())
         self._captures.put_in()
         self._say(ev="numerics", every=options.numerics_every)
+
+    def attach(self, model: Any) -> None:
+        """Watch a model that the program names."""
+        if self._numerics is not None:
+            self._numerics.attach(model)
 
     def step_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """See calls.py."""
@@ -76,10 +87,10 @@ class NumericsPart:
         """See pause."""
 
     def compiler_came(self) -> None:
-        """No hook may end up in a compiled frame."""
+        """No hook may end up in a compiled frame: those of a compiled model as a whole do not."""
         if self._numerics is not None and not self._numerics.closed:
-            self._say(ev="note", text=_COMPILER)
-            self._take_out()
+            self._numerics.let_go()
+            self._follow_compiled()
 
     def finish(self) -> None:
         """Take the hooks out and write the rest."""
@@ -101,8 +112,30 @@ class NumericsPart:
         self._agent.calls.release(self)
         if self._captures is not None:
             self._captures.take_out()
+        if self._compiled is not None:
+            owner, ours, original = self._compiled
+            if owner.__init__ is ours:
+                owner.__init__ = original
+            self._compiled = None
         if self._numerics is not None:
             self._numerics.close()
+
+    def _follow_compiled(self) -> None:
+        """Watch every model that is compiled from now on."""
+        self._say(ev="note", text=_COMPILER)
+        owner = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
+        if owner is None or self._compiled is not None:
+            return
+        original, part = owner.__init__, self
+
+        def init(module: Any, *args: Any, **kwargs: Any) -> None:
+            original(module, *args, **kwargs)
+            if part._numerics is not None and not part._numerics.closed:
+                part._numerics.attach(module)
+
+        init.__wrapped__ = original  # type: ignore[attr-defined]
+        owner.__init__ = init
+        self._compiled = (owner, init, original)
 
     def _say(self, **fields: Any) -> None:
         self._agent.spool.event(**fields)
@@ -128,3 +161,10 @@ class NumericsPart:
             self._over = True
             self._say(ev="note", text="numerics could not be written: %s" % os.strerror(error.errno or 0))
             self._take_out()
+
+
+def watch_here(model: Any, every: int, patterns: tuple[str, ...], roles: tuple[str, ...]) -> None:
+    """Watch a model in a process that is recorded: what ``spikeprof.watch`` comes to."""
+    from ..hooks import the_agent
+
+    the_agent().watch_model(model, every, patterns, roles)

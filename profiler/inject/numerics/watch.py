@@ -30,6 +30,8 @@ _TENSORS_MAX, _DEPTH_MAX = 16, 4
 POINTS_MAX = (1 << 24) - 1
 _REASONS_MAX = 2000
 
+_COMPILED = "inside a compiled model: its output is checked, not what is in it"
+
 #: Wait for scans under way at the end.
 _PATIENCE_MS = 50
 
@@ -159,9 +161,7 @@ class Numerics:
             known.remove()
         root = self._roots[id(module)] = _Root(module, self._roots_count)
         self._roots_count += 1
-        for path, each in module.named_modules():
-            if not any(fnmatchcase(path, pattern) for pattern in self._patterns):
-                continue
+        for path, each in self._modules(module):
             place = Place(root.number, path, type(each).__name__)
             if each is module:
                 root.place = place
@@ -172,6 +172,29 @@ class Numerics:
         ]
         hooks, end = module._forward_hooks, root.handles[-1].id
         root.last = lambda: hooks.move_to_end(end) if end in hooks else None
+
+    def _modules(self, module: "Any") -> "Iterator[tuple[str, Any]]":
+        """(path, module) of those that can be watched, and that a pattern names; shared ones under their first name.
+
+        What is compiled is a whole: of an ``OptimizedModule`` hooks see the output, of what is inside nothing.
+        """
+        seen: set[int] = set()
+        waiting = [("", module)]
+        while waiting:
+            path, each = waiting.pop()
+            if id(each) in seen:
+                continue
+            seen.add(id(each))
+            if getattr(each, "_compiled_call_impl", None) is not None:
+                self._unchecked(path, _COMPILED)
+                continue
+            if any(fnmatchcase(path, pattern) for pattern in self._patterns):
+                yield path, each
+            if type(each).__name__ == "OptimizedModule":
+                self._unchecked("%s._orig_mod" % path if path else "_orig_mod", _COMPILED)
+                continue
+            inner = [(name, one) for name, one in each._modules.items() if one is not None]
+            waiting += [("%s.%s" % (path, name) if path else name, one) for name, one in reversed(inner)]
 
     def _hook(self, root: "_Root", place: "Place", module: "Any") -> None:
         handles = []
@@ -191,9 +214,13 @@ class Numerics:
             root.hooks.append((hooks, handle.id, hook))
 
     def close(self) -> None:
-        """Take all hooks out; what was scanned can still be read."""
+        """Take all hooks out, for good; what was scanned can still be read."""
+        self.closed = True
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Take all hooks out."""
         with self._lock:
-            self.closed = True
             roots, self._roots = list(self._roots.values()), {}
             for root in roots:
                 root.remove()
@@ -211,16 +238,17 @@ class Numerics:
 
     def _begins(self, root: "_Root", args: "tuple[Any, ...]") -> None:
         thread = get_ident()
-        if self._thread == thread:  # a root inside another
+        if self._thread == thread and self._root is not root:  # a root inside another
             return
         try:
             with self._lock:
                 if self.closed or self._is_compiling():
                     return
-                if self._thread:
+                if self._thread not in (0, thread):
                     self.concurrent += 1
                     return
                 self._thread, self._root = thread, root
+            self._give_up()  # of a step that was left by an exception that no hook sees
             for scanner in self.scanners.values():
                 scanner.begin()
             looks = root.steps % self._every == 0 or self._is_capturing()
@@ -342,15 +370,13 @@ class Numerics:
         if "weight" not in self._roles or module is None or self._is_capturing():
             return
         seen: set[int] = set()
-        for path, each in module.named_modules():
-            if any(fnmatchcase(path, pattern) for pattern in self._patterns):
-                own = [*each._parameters.items(), *each._buffers.items()]
-                for name, tensor in own:
-                    if tensor is not None and id(tensor) not in seen:
-                        seen.add(id(tensor))
-                        full = "%s.%s" % (path, name) if path else name
-                        point = self._point(Place(root.number, full, type(each).__name__), "weight", 0)
-                        self._see(full, point, tensor, None)
+        for path, each in self._modules(module):
+            for name, tensor in [*each._parameters.items(), *each._buffers.items()]:
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    full = "%s.%s" % (path, name) if path else name
+                    point = self._point(Place(root.number, full, type(each).__name__), "weight", 0)
+                    self._see(full, point, tensor, None)
         self._flush()
 
     def _see(self, path: str, point: int, tensor: "Any", version: "Optional[int]") -> None:

@@ -1,0 +1,151 @@
+"""``spikeprof.watch(model)``: what is in the tensors that a model's modules give, scanned on the device while it runs.
+
+    with spikeprof.watch(model) as watched:
+        model(inputs)
+    for row in watched.stats():
+        print(row["module"], row["amax_value"], row["nan_count"], row["inf_count"])
+
+Under ``spikeprof run`` the numbers go into the trace, as with ``--numerics``, and ``stats`` is empty. Elsewhere they
+stay here. Nothing waits for the device but ``stats``. Needs torch, which the program has, and nothing else.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from spikeprof.profiler.inject.captures import Captures
+from spikeprof.profiler.inject.numerics import records
+from spikeprof.profiler.inject.numerics.formats import BY_NUMBER
+from spikeprof.profiler.inject.numerics.watch import ROLES, Numerics
+
+#: Scans that are kept where nobody records; older ones give way.
+KEPT_MAX = 1 << 20
+
+_WORDS = struct.Struct(f"<{records.RECORD_WORDS}q")
+_SCANNED = ("at_once", "later", "changed")
+
+
+class Watch:
+    """A model that is watched until ``close``, or the end of a ``with``."""
+
+    def __init__(self, numerics: Numerics | None, told: list[dict[str, Any]]) -> None:
+        self._numerics, self._told = numerics, told
+        self._points: dict[int, tuple[str, str, str]] = {}
+        self._records: deque[bytes] = deque(maxlen=KEPT_MAX)
+        self._captures: Captures | None = None
+        if numerics is not None:
+            self._captures = Captures(numerics.capture_began, lambda *_: numerics.capture_ends())
+            self._captures.put_in()
+
+    def __enter__(self) -> Watch:
+        """The watch is on already."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def collect(self) -> None:
+        """Take what was found so far out of the ring, which holds 32,768 scans; waits for nothing."""
+        self._drain(all_of_it=False)
+
+    def stats(self) -> list[dict[str, Any]]:
+        """All scans so far in order of steps and modules: dictionaries with the columns of the table ``tensor_stats``.
+
+        Waits for the GPU. ``t_ns`` is the time of the device's clock, ``amax_value`` and ``smallest_value`` are None
+        where there is none.
+        """
+        torch = sys.modules.get("torch")
+        if self._numerics is not None and torch is not None and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        self._drain(all_of_it=True)
+        rows = [self._row(_WORDS.unpack(record)) for record in self._records]
+        return sorted((row for row in rows if row), key=lambda row: (row["step"], row["order"]))
+
+    @property
+    def unchecked(self) -> list[tuple[str, str]]:
+        """(module, why) of what could not be scanned so far."""
+        self._drain(all_of_it=False)
+        return [(str(path), str(why)) for event in self._told for path, why in event.get("places", ())]
+
+    @property
+    def remarks(self) -> list[str]:
+        """Why the watch ended before it was closed, if it did."""
+        return [str(event["text"]) for event in self._told if event.get("ev") == "note"]
+
+    def close(self) -> None:
+        """Take all hooks out. What was captured into CUDA graphs goes on being scanned."""
+        if self._numerics is not None:
+            self._numerics.close()
+        if self._captures is not None:
+            self._captures.take_out()
+
+    def _drain(self, *, all_of_it: bool) -> None:
+        if self._numerics is not None:
+            self._numerics.drain(self._keep, all_of_it)
+
+    def _keep(self, _device: int, piece: bytes | memoryview) -> None:
+        data = bytes(piece)
+        size = records.RECORD_BYTES
+        self._records.extend(data[at : at + size] for at in range(0, len(data), size))
+
+    def _row(self, words: tuple[int, ...]) -> dict[str, Any] | None:
+        if not records.is_whole(words):
+            return None
+        for event in self._told:
+            for number, _, path, class_name, role, _, same_as in event.pop("points", ()):
+                if same_as < 0:
+                    self._points[number] = (path, class_name, role)
+        tag = words[records.TAG]
+        form = BY_NUMBER[tag >> 24 & 0xFF]
+        path, class_name, role = self._points.get(tag & 0xFFFFFF, ("", "", ""))
+        found = dict(zip(records.STATISTICS, words[records.FIRST_STATISTIC :], strict=False))
+        return {
+            "step": words[records.STEP],
+            "order": tag >> 32,
+            "module": path,
+            "class_name": class_name,
+            "role": role,
+            "dtype": form.name,
+            "elements_count": words[records.ELEMENTS],
+            "amax_value": form.value(found["amax"]),
+            "smallest_value": form.value(found["smallest"]),
+            **{f"{name}_count": found[name] for name in ("nan", "inf", "subnormal", "zero", "saturated")},
+            "first_bad_index": found["first_bad"],
+            "scanned": _SCANNED[words[records.SCANNED_AS]],
+            "t_ns": words[records.TIME],
+        }
+
+
+def watch(model: Any, *, every: int = 1, modules: Sequence[str] = ("*",), roles: Sequence[str] = ("output",)) -> Watch:
+    """Scan what the modules of a ``torch.nn.Module`` give, in every ``every``-th call of it.
+
+    ``modules``: shell patterns of names below ``model``. ``roles``: output, input, weight (once). A model that was
+    compiled is watched as a whole: of what is compiled only the result can be seen. Raises TypeError for what is no
+    module, ValueError for roles that do not exist.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}: spikeprof.watch takes a torch.nn.Module")
+    unknown = [role for role in roles if role not in ROLES]
+    if unknown or every < 1:
+        raise ValueError(f"roles can be {', '.join(ROLES)}, every a number from 1: not {unknown or every}")
+    if "_spikeprof" in sys.modules:
+        try:
+            from _spikeprof.numerics.part import watch_here  # type: ignore[import-not-found]
+        except ImportError:  # an agent older than this package
+            return Watch(None, [])
+        watch_here(model, every, tuple(modules), tuple(roles))
+        return Watch(None, [])
+    told: list[dict[str, Any]] = []
+    numerics = Numerics(lambda **event: told.append(event), every, tuple(modules), tuple(roles))
+    watched = Watch(numerics, told)
+    numerics.attach(model)
+    return watched
