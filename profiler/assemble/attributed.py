@@ -1,4 +1,4 @@
-"""What the attribution of all processes says in the numbers of the trace: modules, stacks, operators, launches, nodes."""
+"""What attribution says of all processes, in numbers of the trace: modules, stacks, operators, launches, nodes."""
 
 from __future__ import annotations
 
