@@ -15,7 +15,7 @@ edges = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=30)
 
 
 @given(edges)
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 def test_an_order_keeps_every_edge_and_a_cycle_is_one(pairs: list[tuple[int, int]]) -> None:
     source, target = (np.array([pair[i] for pair in pairs], np.int64) for i in (0, 1))
     order, cycle = topological(12, source, target)
@@ -45,6 +45,7 @@ def _longest(pairs: list[tuple[int, int]]) -> int:
 
 
 @given(st.permutations(range(8)), st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=20))
+@settings(deadline=None)
 def test_a_list_in_a_possible_order_keeps_it(names: list[int], pairs: list[tuple[int, int]]) -> None:
     forward = [(a, b) for a, b in pairs if a < b]
     source, target = (np.array([pair[i] for pair in forward], np.int64) for i in (0, 1))
@@ -74,7 +75,7 @@ def _size(made: list[dict[str, object]], one: dict[str, object]) -> int:
 
 
 @given(graph())
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 def test_the_peak_is_what_running_the_nodes_one_by_one_holds(made: list[dict[str, object]]) -> None:
     nodes = model_nodes(graphs.trace(made))
     held = memory(nodes, np.arange(len(made)))
@@ -105,7 +106,7 @@ def _run(made: list[dict[str, object]]) -> list[int]:
     st.sampled_from([1, 2, 4, 8]),
     st.integers(0, 20),
 )
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 def test_every_row_begins_where_its_alignment_says(shape: list[int], steps: list[int], size: int, offset: int) -> None:
     strides = [*steps[: len(shape) - 1], 1]
     found = rows(shape, strides, size, offset)
