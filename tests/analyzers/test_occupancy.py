@@ -123,6 +123,16 @@ def test_it_is_that_of_the_occupancy_calculator() -> None:
     assert found.block_shared_bytes.tolist() == columns["block_shared_bytes"].tolist()
 
 
+def test_blocks_of_real_launches_are_those_of_the_driver() -> None:
+    """cuOccupancyMaxActiveBlocksPerMultiprocessor on an H200, of what tests/gpu/occupancy_launches.py launches."""
+    with Path(__file__).with_name("occupancy_h200.tsv").open(encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines, delimiter="\t"))
+    shapes = [(int(r["threads"]), int(r["registers"]), int(r["static"]) + int(r["dynamic"])) for r in rows]
+    assert of("sm_90", *shapes).blocks.tolist() == [int(row["blocks"]) for row in rows]
+    assert len({row["symbol"] for row in rows}) >= 150
+    assert sum(int(row["cluster"]) > 1 for row in rows) >= 20
+
+
 def test_several_architectures_at_once_and_what_is_not_known() -> None:
     shapes = Shapes(ints([256, 256, 256, 256, 0]), ints([32, 32, 32, 0, 32]), ints([0] * 5), ints([0, 1, -1, 0, 0]))
     found = occupancy(shapes, [architecture("sm_90"), architecture("sm_86")])

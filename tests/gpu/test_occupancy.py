@@ -33,30 +33,36 @@ def asked() -> list[dict[str, Any]]:
     return found
 
 
-def test_blocks_are_those_of_the_driver(asked: list[dict[str, Any]]) -> None:
-    """Of 50 different kernels and more, launches in clusters among them."""
+def blocks(threads: list[int], registers: list[int], shared: list[int]) -> list[int]:
     import torch
 
     major, minor = torch.cuda.get_device_capability()
-    shapes = Shapes(
-        ints([row["threads"] for row in asked]),
-        ints([row["registers"] for row in asked]),
-        ints([row["static"] + row["dynamic"] for row in asked]),
-        ints([0] * len(asked)),
-    )
-    ours = occupancy(shapes, [architecture(f"sm_{major}{minor}")]).blocks.tolist()
-    wrong = [(row, blocks) for row, blocks in zip(asked, ours, strict=True) if row["blocks"] != blocks]
-    assert not wrong
+    shapes = Shapes(ints(threads), ints(registers), ints(shared), ints([0] * len(threads)))
+    return occupancy(shapes, [architecture(f"sm_{major}{minor}")]).blocks.tolist()
+
+
+def test_blocks_are_those_of_the_driver(asked: list[dict[str, Any]]) -> None:
+    """Of 50 different kernels and more, launches in clusters among them."""
+    columns = ([row[name] for row in asked] for name in ("threads", "registers"))
+    ours = blocks(*columns, [row["static"] + row["dynamic"] for row in asked])
+    assert not [(row, found) for row, found in zip(asked, ours, strict=True) if row["blocks"] != found]
     assert len({row["symbol"] for row in asked}) >= 50
-    assert major < 9 or any(row["cluster"] > 1 for row in asked)
+    assert any(row["cluster"] > 1 for row in asked) or is_before_hopper()
 
 
-def test_a_recording_has_the_shapes_that_the_driver_has(asked: list[dict[str, Any]], tmp_path: Path) -> None:
+def is_before_hopper() -> bool:
+    import torch
+
+    return bool(torch.cuda.get_device_capability()[0] < 9)
+
+
+def test_a_recording_leads_to_the_blocks_that_the_driver_has(asked: list[dict[str, Any]], tmp_path: Path) -> None:
+    """CUPTI gives some kernels more registers than the driver does: 16 of 12, 32 of 24 or 31."""
     command = [*SPIKEPROF, "run", "--no-summary", "-o", str(tmp_path / "trace"), "--", sys.executable, str(PROGRAM)]
     assert subprocess.run(command, capture_output=True, timeout=240, check=False).returncode == 0
     kernels = open_trace(tmp_path / "trace").table("kernels").to_pandas()
-    threads = kernels.block_x * kernels.block_y * kernels.block_z
-    columns = (threads, kernels.registers_count, kernels.shared_static_bytes, kernels.shared_dynamic_bytes)
-    recorded = set(zip(*(column.tolist() for column in columns), strict=True))
-    said = {tuple(row[name] for name in ("threads", "registers", "static", "dynamic")) for row in asked}
-    assert said <= recorded
+    threads = (kernels.block_x * kernels.block_y * kernels.block_z).tolist()
+    static, dynamic = kernels.shared_static_bytes.tolist(), kernels.shared_dynamic_bytes.tolist()
+    ours = blocks(threads, kernels.registers_count.tolist(), [a + b for a, b in zip(static, dynamic, strict=True)])
+    recorded = set(zip(threads, static, dynamic, ours, strict=True))
+    assert {tuple(row[name] for name in ("threads", "static", "dynamic", "blocks")) for row in asked} <= recorded
