@@ -3,7 +3,8 @@
 Python is asked for the origin of a few steps' launches only. Elsewhere a program does the same again: a kernel of
 another step comes from where the kernel at the same place in the same sequence came from. The place is told by the
 names of the kernels right before it on its stream, or right after it: the longest stretch of them that occurs at
-attributed launches decides, and only if all that it fits have one origin. What is ambiguous stays unknown.
+attributed launches decides, and only if all that it fits have one origin. What is ambiguous stays unknown; so does what
+is not only because the recording begins within the stretch of another launch.
 
 Stretches are told apart exactly, by doubling: two of length 2w are equal if both their halves are.
 """
@@ -69,16 +70,20 @@ def _one_way(
         return found
     place, grid = place.astype(np.int64), grid.astype(np.int64)
     depth = _places_in(sequence)
-    stretch, width = token.astype(np.int64), 1
+    half = stretch = token.astype(np.int64)
+    cut, width = np.empty(0, np.int64), 1
     while True:
         seen = known[depth[known] >= width - 1]
         asking = wanted[depth[wanted] >= width - 1]
         if not len(seen) or not len(asking):
             break
         _decide(found, stretch, width, seen, asking, grid, place)
+        if len(cut):
+            _doubt(found, half, width, cut, asking, place)
         if width >= LONGEST:
             break
-        stretch = _doubled(stretch, width, depth)
+        cut = seen[depth[seen] < 2 * width - 1]
+        half, stretch = stretch, _doubled(stretch, width, depth)
         width *= 2
     return found
 
@@ -114,6 +119,14 @@ def _decide(found: Carried, stretch: Ints, width: int, seen: Ints, asking: Ints,
         named = Only(stretch[seen], place[seen])
         found.place[rest] = named.value[named.find(stretch[rest])]
         found.length[rest] = width
+
+
+def _doubt(found: Carried, half: Ints, width: int, cut: Ints, asking: Ints, place: Ints) -> None:
+    """Take back what launches at other places cannot be told from: the recording begins within their stretch."""
+    rows = asking[(found.length[asking] == width) & (found.place[asking] >= 0)]
+    others = Only(half[cut], place[cut])
+    at = others.find(half[rows])
+    found.place[rows[(at >= 0) & (others.value[at] != found.place[rows])]] = -1
 
 
 class Only:

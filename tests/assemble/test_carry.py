@@ -58,6 +58,14 @@ def test_what_two_places_fit_stays_unknown() -> None:
     assert carried([1] * 300, [WANTED] * 100 + [0, 1] * 50).place.tolist() == [-1] * 300
 
 
+def test_a_part_of_a_step_does_not_speak_for_the_rest() -> None:
+    # Of forty like layers in one step the tenth to the twentieth were seen. All others are like those, and none is one.
+    step = [9, *[1, 2, 3] * 40, 8]
+    places = [p if 30 <= p < 60 else WANTED for p in range(len(step))]
+    found = carried(step, places)
+    assert set(found.place.tolist()) == {-1}
+
+
 def test_an_attributed_launch_of_which_nothing_is_known_is_a_place_too() -> None:
     assert carried([1, 1, 2, 1], [0, -1]).place.tolist() == [-1] * 4
     assert carried([1, 2, 1], [-1]).place.tolist() == [-1] * 3
@@ -131,6 +139,10 @@ def one_way(rows: list[tuple[int, int, int, int]], i: int) -> tuple[int, int]:
         same = [row for row in like if row[2] == rows[i][2]]
         chosen = {row[3] for row in same or (like if width >= 4 else [])}
         if chosen:
+            # Launches with as much of the stretch as there is before them cannot be ruled out.
+            half = stretch_to(rows, i, width // 2)
+            cut = [j for j in range(len(rows)) if stretch_to(rows, j, width) is None and rows[j][3] != WANTED]
+            chosen |= {rows[j][3] for j in cut if half and stretch_to(rows, j, width // 2) == half}
             return (chosen.pop() if len(chosen) == 1 else -1), width
     return -1, 0
 
