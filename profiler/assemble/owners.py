@@ -7,7 +7,7 @@ one of the launching thread at that moment. Copies and memsets get no owner.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def write_owners(folder: Path, traced: Sequence[ProcessSpool], t0_unix_ns: int) 
         names = Names(attributed)
         ops = Ops(attributed, t0_unix_ns)
         seen = Seen.of(attributed, names, ops, t0_unix_ns)
-        owners = _Owners(_Kernels.read(folder), names, ops, seen)
+        owners = _Owners(_Kernels.read(folder, attributed, t0_unix_ns), names, ops, seen)
         for process in attributed:
             owners.find(process)
         owners.carry_over()
@@ -82,7 +82,7 @@ class _Kernels:
     """What is needed of the table of kernels."""
 
     rank: npt.NDArray[Any]
-    sequence: npt.NDArray[Any]  # equal on one stream of one process
+    sequence: npt.NDArray[Any]  # equal on one stream of one process, as long as it was recorded without a pause
     correlation: npt.NDArray[Any]
     graph: npt.NDArray[Any]
     node: npt.NDArray[Any]
@@ -91,21 +91,24 @@ class _Kernels:
     grid: npt.NDArray[Any]
 
     @classmethod
-    def read(cls, folder: Path) -> _Kernels:
+    def read(cls, folder: Path, processes: Sequence[ProcessSpool], t0_unix_ns: int) -> _Kernels:
         """Read them column by column, each as narrow as it may be."""
 
         def column(name: str) -> npt.NDArray[Any]:
             return _narrow(store.read_columns(folder, "kernels", [name]).column(name).to_numpy())
 
-        def several(*names: str) -> npt.NDArray[np.int32]:
-            return numbered(*(column(name) for name in names)).code.astype(np.int32)
+        def several(*names: str, more: Sequence[npt.NDArray[Any]] = ()) -> npt.NDArray[np.int32]:
+            return numbered(*(column(name) for name in names), *more).code.astype(np.int32)
 
+        rank = column("rank")
+        resumed = {p.rank: times for p in processes if len(times := _resumed(p, t0_unix_ns)) > 1}
+        pauses = [_parts(resumed, rank, column("start_ns"))] if resumed else []
         labels = store.read_columns(folder, "kernels", ["name"]).unify_dictionaries().column("name").combine_chunks()
         if isinstance(labels, pa.ChunkedArray):  # of no kernels
             labels = pa.array([], pa.string()).dictionary_encode()
         return cls(
-            rank=column("rank"),
-            sequence=several("rank", "context_id", "stream"),
+            rank=rank,
+            sequence=several("rank", "context_id", "stream", more=pauses),
             correlation=column("correlation_id"),
             graph=column("graph_id"),
             node=column("graph_node_id"),
@@ -118,6 +121,22 @@ class _Kernels:
     def in_graph(self) -> npt.NDArray[np.bool_]:
         """Whether a graph launched it."""
         return np.asarray((self.graph != 0) | (self.node != 0))
+
+
+def _resumed(process: ProcessSpool, t0_unix_ns: int) -> list[int]:
+    """When recording came on: before the first of its kernels, and after each pause."""
+    states = ["", *(state for _, state, _ in process.windows)]
+    times = [at - t0_unix_ns for at, _, _ in process.windows] if process.clock_held else []
+    return [at for at, before, state in zip(times, states, states[1:], strict=False) if before != "traced" == state]
+
+
+def _parts(resumed: Mapping[int, Sequence[int]], rank: npt.NDArray[Any], start: npt.NDArray[Any]) -> Ints:
+    """Between which two pauses of its process each kernel ran: kernels on both sides of one are no neighbours."""
+    part = np.zeros(len(rank), np.int64)
+    for number, times in resumed.items():
+        mine = rank == number
+        part[mine] = np.searchsorted(times, start[mine], side="right")
+    return part
 
 
 def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

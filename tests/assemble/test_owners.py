@@ -205,6 +205,20 @@ def test_one_seen_launch_does_not_tell_the_shapes_of_the_next(tmp_path: Path) ->
     assert [row[2] for row in owners[:41]] == [f"aten::op{i}" for i in range(41)]
 
 
+def test_kernels_on_both_sides_of_a_pause_are_no_neighbours(tmp_path: Path) -> None:
+    # 5 follows 4 in one place and 5 in another. The third 5 follows 5, but recording was off in between.
+    rows = [(4000, 0), (2000, 1), (2000, 2), (4000, -1), (2000, -1), (2000, -1)]
+    kernels = [kernel(name, 1000 + 100 * i, 50 + i) for i, (name, _) in enumerate(rows)]
+    launches = [launch(50 + i, module, 0, 100) for i, (_, module) in enumerate(rows) if module >= 0]
+    off = [event("window", state=state, reason="") | {"t": T0 + at} for state, at in (("off", 1450), ("traced", 1460))]
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    *_, whole = built(tmp_path / "a", kernels, event("launches", launches=launches))
+    assert [row[0] for row in whole[3:]] == ["", "layers.0", "layers.1"]
+    *_, paused = built(tmp_path / "b", kernels, event("launches", launches=launches), *off)
+    assert [row[0] for row in paused[3:]] == ["", "layers.0", None]
+
+
 def test_replays_of_a_graph_are_one_step_in_a_sequence(tmp_path: Path) -> None:
     kernels, launches = [], []
     for i in range(3):  # a graph of two kernels, then one launched by itself, whose place the graph tells
