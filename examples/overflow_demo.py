@@ -4,8 +4,8 @@
     spikeprof run --numerics -- python examples/overflow_demo.py --layer 3 --step 20 --mode graph
     python examples/overflow_demo.py --dtype bf16
 
-The model is fed what it gives, as a decoder is. One channel of its residual stream grows by a quarter with each step, as
-outlier channels of real models do over long texts; one layer passes that channel on to a squared ReLU, whose result
+The model is fed what it gives, as a decoder is. One channel of its residual stream grows by a quarter with each step,
+as outlier channels of real models do over long texts; one layer passes that channel on to a squared ReLU, whose result
 does not fit into FP16 from step ``--step`` on. BF16 and FP32 hold it.
 
 Standard output gets one line: in which steps the output was finite.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -103,7 +104,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def stepper(model: Model, x: Tensor, growth: Tensor, mode: str):  # noqa: ANN201
+def stepper(model: Model, x: Tensor, growth: Tensor, mode: str) -> Callable[[], None]:
     """A function that runs a step on ``x`` in place."""
 
     def step() -> None:
