@@ -18,7 +18,9 @@ from . import kinds, marks
 from .captures import Captures
 from .cupti import CuptiError
 from .events import Clock, get_ident
+from .frames import STACKS_MAX
 from .interrupts import is_ours
+from .modules import MODULES_MAX
 from .windows import NODES_MAX, Windows
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -98,10 +100,7 @@ class Attribution:
         self.pause()
         self._retire("the program ended")
         self._captures.take_out()
-        frames = self.windows.frames
-        for count, what in ((frames.beyond, "stacks"), (frames.modules.beyond, "modules")):
-            if count:
-                self._say("skipped", "%d launches came from %s beyond the limit" % (count, what))
+        self._say_what_is_not_known()
         self.windows.write()
 
     def forget(self) -> None:
@@ -198,8 +197,7 @@ class Attribution:
             self._clock_at = now + 2.0**self._clock_windows
             self._clock_windows += 1
             self._open("by the clock: no steps are known", by_clock=True)
-        if self._operators.refused:
-            self._say("skipped", "operators are not known: %s" % self._operators.refused)
+        self._say_what_is_not_known()
         if self._agent.compiler_used and not self._ended:
             self._watch_compilations(True)
         window = self.windows.current
@@ -276,6 +274,17 @@ class Attribution:
             marks.watch(None)
             self._watch_compilations(False)
             self._say("ended", reason)
+
+    def _say_what_is_not_known(self) -> None:
+        if self._operators.refused:
+            self._say("skipped", "operators are not known: %s" % self._operators.refused)
+        frames = self.windows.frames
+        for limit, beyond, what in (
+            (STACKS_MAX, frames.beyond, "stacks"),
+            (MODULES_MAX, frames.modules.beyond, "modules"),
+        ):
+            if beyond:
+                self._say("skipped", "%s beyond the first %d" % (what, limit))
 
     def _say(self, what: str, reason: str) -> None:
         if reason not in self._said:
