@@ -5,6 +5,7 @@ Standard output and standard input stay the program's alone: everything said her
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import shlex
@@ -21,6 +22,7 @@ from spikeprof.profiler.errors import SpikeprofError, UsageError
 
 if TYPE_CHECKING:
     from spikeprof.profiler.collecting import Progress
+    from spikeprof.profiler.numerics_alerts import NumericsAlert
     from spikeprof.profiler.session import Outcome
 
 #: Memory that the analyzers take at their peak (docs/overhead.md).
@@ -144,11 +146,30 @@ def run(
         graph=graph,
     )
     with _progress() as progress:
-        outcome = session.record(command or [], output, options, progress)
+        outcome = session.record(command or [], output, options, progress, _Alerts() if numerics else None)
     # Nobody may be listening; that is no reason to hide how the program ended.
     with suppress(OSError, SystemExit):  # the latter is rich's answer to a broken pipe
         _tell(outcome, summary=summary)
     return outcome.exit_code
+
+
+class _Alerts:
+    """Prints alerts while the program runs, one line each, the first ones; all are in a file of the trace folder."""
+
+    MOST = 20
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def __call__(self, alert: NumericsAlert) -> None:
+        """Called from a thread of the recording."""
+        from spikeprof.reports.numerics import alert_text
+
+        self._count += 1
+        if self._count <= self.MOST:
+            _say(alert_text(dataclasses.asdict(alert)))
+        elif self._count == self.MOST + 1:
+            _say("alert: more of them are in alerts.jsonl in the trace folder")
 
 
 def _tell(outcome: Outcome, *, summary: bool) -> None:

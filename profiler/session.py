@@ -14,7 +14,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +31,7 @@ from spikeprof.profiler.trace import CollectorNote, Manifest
 
 if TYPE_CHECKING:
     from spikeprof.profiler.assemble.build import Assembly
+    from spikeprof.profiler.numerics_alerts import NumericsAlert
 
 SPOOL_FOLDER = "spool"
 SESSION_FILE = "session.json"
@@ -141,9 +142,15 @@ class Outcome:
 
 
 def record(
-    command: Sequence[str], output: Path | None, options: RunOptions, progress: Progress | None = None
+    command: Sequence[str],
+    output: Path | None,
+    options: RunOptions,
+    progress: Progress | None = None,
+    alerted: Callable[[NumericsAlert], None] | None = None,
 ) -> Outcome:
     """Run a command and record it. The program's output, signals and exit code are its own.
+
+    ``alerted`` is told of alerts on numerics while the program runs, from a thread of its own.
 
     Raises UsageError, CommandNotFound, CommandNotExecutable or OutputError before anything was started;
     a trace that cannot be written afterwards is told in the outcome, with the program's exit code.
@@ -152,7 +159,7 @@ def record(
         raise UsageError("no command to run: write it after --, as in `spikeprof run -- python infer.py`")
     folder = store.create_folder(output or _default_folder(command))
     try:
-        return _record_into(folder, command, options, progress)
+        return _record_into(folder, command, options, progress, alerted)
     except BaseException:
         _remove_if_empty(folder)
         raise
@@ -178,8 +185,15 @@ class _Session:
     options: dict[str, str]
 
 
-def _record_into(folder: Path, command: Sequence[str], options: RunOptions, progress: Progress | None) -> Outcome:
+def _record_into(
+    folder: Path,
+    command: Sequence[str],
+    options: RunOptions,
+    progress: Progress | None,
+    alerted: Callable[[NumericsAlert], None] | None,
+) -> Outcome:
     from spikeprof.profiler.control import ControlServer
+    from spikeprof.profiler.numerics_alerts import ALERTS_FILE, Alerting
 
     spool = folder / SPOOL_FOLDER
     spool.mkdir(mode=0o700)
@@ -189,19 +203,26 @@ def _record_into(folder: Path, command: Sequence[str], options: RunOptions, prog
     _write_session(folder, session)
     control = ControlServer(spool)
     collectors = collecting.collectors_for(options, spool)
+    alerting = Alerting(spool, folder / ALERTS_FILE, alerted) if alerted and options.numerics_every else None
     control.start()
     try:
+        if alerting:  # before the collectors: the last of them counts what later threads do
+            alerting.start()
         for collector in collectors:
             collector.start(session.t0_unix_ns)
         began = time.monotonic()
         code = launch.run(command, launch.environment(spool.resolve(), control.path, options.for_target()))
     except BaseException:  # the program was not started
         control.stop(patience_s=0)
+        if alerting:
+            alerting.stop()
         collecting.stop_all(collectors)
         shutil.rmtree(folder, ignore_errors=True)
         raise
     seconds = time.monotonic() - began
     running = control.stop()
+    if alerting:
+        alerting.stop()
     collected = collecting.stop_all(collectors)
     try:
         return _finish(

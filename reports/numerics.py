@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from spikeprof.analyzers.base import Result
 from spikeprof.reports import format as fmt
 from spikeprof.reports.figures import THEMES, Plotly, axis, base_layout, safe, wrapped
-from spikeprof.reports.kernel_names import printable
+from spikeprof.reports.kernel_names import clip, printable
 from spikeprof.reports.model import PlainTable, rows
 
 _FORMATS = {"float16": "FP16", "bfloat16": "BF16", "float32": "FP32", "float64": "FP64"}
@@ -21,6 +22,8 @@ _STATES = {"fine": "fine", "first bad": "first bad", "victim": "bad after it"}
 _LABEL_CHARS = 34
 _MOST_TICKS = 12
 _SHOWN_BITS = 16  # of headroom: more is drawn alike
+_MODEL = "(model)"
+_ALERT_CHARS = 80
 _BAD_COLOUR = "#c9433f"
 
 
@@ -91,6 +94,21 @@ def worst(result: Result, most: int) -> PlainTable:
 def tail(text: str, width: int) -> str:
     """The text in ``width`` characters; what is too long loses its beginning: paths of modules differ at their ends."""
     return text if len(text) <= width else f"…{text[len(text) - width + 1 :]}"
+
+
+def alert_text(alert: Mapping[str, Any]) -> str:
+    """One line: ``alert: overflow in layers.5.mlp (float16, step 24): 16 of 4,096 elements Inf or NaN``."""
+    value, limit, rule = alert["value"], alert["limit"], str(alert["rule"])
+    role = "" if alert["role"] in ("", "output") else f"{printable(alert['role'])}, "
+    module = clip(printable(alert["module"] or _MODEL), _ALERT_CHARS)
+    where = f"{module} ({role}{printable(alert['dtype'])}, step {fmt.count(alert['step'])})"
+    if rule == "overflow":
+        what = f"{fmt.count(value)} of {fmt.plural(alert['elements_count'], 'element')} Inf or NaN"
+    elif value <= 1 and limit < 1:
+        what = f"{fmt.share(value)} of the elements at the ends of the format (limit {fmt.share(limit)})"
+    else:
+        what = f"amax {fmt.magnitude(value)} of at most {fmt.magnitude(limit)}"
+    return f"alert: {rule} in {where}: {what}"
 
 
 # ---------------------------------------------------------------- modules × steps

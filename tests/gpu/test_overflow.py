@@ -50,12 +50,15 @@ def test_the_layer_that_overflows_is_named(tmp_path: Path, mode: str, layer: int
     evidence = {item["metric"]: item["value"] for item in origin["evidence"]}
     assert (evidence["inf_count"], evidence["nan_count"]) == (16, 0)
     assert metric(result, "scans_dropped_count") == 0
+    alerts = [json.loads(line) for line in (tmp_path / "t" / "alerts.jsonl").read_text().splitlines()]
+    assert [alert["module"] for alert in alerts if alert["rule"] == "overflow"] == [f"layers.{layer}.mlp.activation"]
 
 
 def test_bf16_holds_it(tmp_path: Path) -> None:
     result = recorded(tmp_path / "t", "overflow_demo.py", "--dtype", "bf16")
     assert result["findings"] == []
     assert metric(result, "bad_steps_count") == 0
+    assert not (tmp_path / "t" / "alerts.jsonl").exists()
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
