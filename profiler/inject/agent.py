@@ -344,7 +344,11 @@ class Agent:
         # A traced window holds all that may have been recorded: from before CUPTI is on until after it is off.
         began = Clock.unix_ns()
         if state in _CALLS_ON and state != was:
-            self._record(work=state == "traced")
+            self.take_cupti()
+            try:
+                self._record(work=state == "traced")
+            finally:
+                self.leave_cupti()
         self._enter(state, self._conditions.get(state, ""), began)
 
     def _record(self, work: bool) -> None:
@@ -373,10 +377,18 @@ class Agent:
             except cupti.CuptiError as error:
                 self.spool.event(ev="note", text="no device records: %s" % error)
 
-    def _leave(self, state: str, forced: bool = False) -> None:
-        """Flush and switch off what ``state`` does not record; no flush of ours is under way when this returns."""
+    def take_cupti(self) -> None:
+        """Wait until no call of ours is under way that switches or flushes; ``leave_cupti`` must follow."""
         if not self._flush_lock.acquire(timeout=_PATIENCE_SECONDS):
             raise cupti.CuptiError("a flush has not returned for %g s" % _PATIENCE_SECONDS)
+
+    def leave_cupti(self) -> None:
+        """Let others of our threads at it again."""
+        self._flush_lock.release()
+
+    def _leave(self, state: str, forced: bool = False) -> None:
+        """Flush and switch off what ``state`` does not record; no flush of ours is under way when this returns."""
+        self.take_cupti()
         try:
             # CUPTI forgets what it has not yet turned into records when it is switched off: 60 ms of kernels, seen.
             self.driver.flush(forced)
@@ -388,7 +400,7 @@ class Agent:
                 self.driver.disable_calls()
                 self._calls_on = False
             self._state = state
-            self._flush_lock.release()
+            self.leave_cupti()
 
     def _enter(self, state: str, reason: str, at: int | None = None) -> None:
         if (state, reason) != self._entered:

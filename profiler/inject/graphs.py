@@ -106,13 +106,17 @@ class Subscription:
         if not self._held:
             raise cupti.CuptiError("another profiler has the subscription")
         refused = None
-        for cbid in cbids.LAUNCHES:
-            try:
-                self._agent.driver.watch(cupti.DOMAIN_DRIVER_API, cbid, on)
-            except cupti.CuptiError as error:  # an id newer than this library
-                refused = error
-                if cbid == cbids.DRIVER_LAUNCH_KERNEL:
-                    raise
+        self._agent.take_cupti()
+        try:
+            for cbid in cbids.LAUNCHES:
+                try:
+                    self._agent.driver.watch(cupti.DOMAIN_DRIVER_API, cbid, on)
+                except cupti.CuptiError as error:  # an id newer than this library
+                    refused = error
+                    if cbid == cbids.DRIVER_LAUNCH_KERNEL:
+                        raise
+        finally:
+            self._agent.leave_cupti()
         if refused is not None and on:
             self._agent.spool.event(ev="refused", what={"callbacks of some launches": str(refused)})
 
