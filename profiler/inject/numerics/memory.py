@@ -43,6 +43,8 @@ class Memory:
             self.scratch = torch.zeros(rows, scratch_words, dtype=torch.int64, device=device)
             self.scratch[:, 0] = -1
             self.scratch[:, 1] = self.scratch[:, 7] = (1 << 63) - 1
+        if pinned:
+            torch.cuda.synchronize(device)  # other streams will use it, too
         self._table_words, self._shape_words = table_words, shape_words
         self._table, self._shapes, self._finished, self._ring = map(
             _words_of, (self.table, self.shapes, self.finished, self.ring)

@@ -106,6 +106,7 @@ def _share(table, shapes, finished, ring, state, scratch, row, step, items, shar
         largest, nan, inf, saturated, first = _bad(
             address, shape, items, part, sharing, BYTES, KIND, MASK, SPECIAL, INFINITE, LARGEST, STRIDED, TILE, STEPS
         )
+    small = tl.where(small >= SPECIAL, _NONE, small)  # where no finite element is smaller
     amax = largest.to(tl.int64)
     nan, inf, saturated = nan.to(tl.int64), inf.to(tl.int64), saturated.to(tl.int64)
     zero = zero.to(tl.int64)

@@ -11,7 +11,7 @@ import warnings
 from collections import deque
 
 from . import records, scan_torch
-from .formats import NIBBLES
+from .formats import FORMATS, NIBBLES
 from .memory import RING_RECORDS, Memory
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -80,6 +80,23 @@ class TritonScanner:
     def begin(self) -> None:
         """A step begins."""
         self._steps_due += 1
+
+    def prove(self) -> None:
+        """Compile, scan three numbers, and see that the record comes. Raises what goes wrong."""
+        torch, found = self._torch, []
+        with torch.inference_mode(False), torch.no_grad():
+            tensor = torch.tensor([0.5, -2.0, 0.0], dtype=torch.float16, device=self._device)
+        self.begin()
+        self.add(tensor, FORMATS["float16"], 0, None)
+        self.flush()
+        if self._on_gpu:
+            torch.cuda.synchronize(self._device)
+        self.memory.drain(lambda piece: found.append(piece.cast("q").tolist()), all_of_it=True)
+        words = found[0] if found else [0] * records.RECORD_WORDS
+        statistics = words[records.FIRST_STATISTIC : records.FIRST_STATISTIC + 8]
+        if not records.is_whole(tuple(words)) or statistics != [0x4000, 0x3800, 0, 0, 0, 1, 0, -1]:
+            raise RuntimeError("the record of a test is wrong: %s" % words)
+        self.memory.state[0] = -1
 
     def capturing(self) -> bool:
         """Whether launches are captured instead of run."""
@@ -283,14 +300,26 @@ def load_kernels(needs_gpu: bool) -> "Optional[ModuleType]":
         return None
     try:
         importlib.import_module("triton")
-        importlib.import_module("triton.language")
+        importlib.import_module("triton.language.extra.cuda")
         return importlib.import_module(".scan_triton", __package__)
     except Exception:  # a Triton that does not fit this torch or this machine
         return None
 
 
-def scanner_for(device: "Any", clock: "type[Clock]") -> "Any":
-    """The scanner that suits a device."""
+def scanner_for(device: "Any", clock: "type[Clock]", note: "Callable[[str], object]") -> "Any":
+    """The scanner that suits a device; ``note`` hears why it is not the usual one. Waits for the device, this once."""
     torch = sys.modules["torch"]
-    kernels = load_kernels(needs_gpu=True) if device.type == "cuda" else None
-    return TorchScanner(torch, device, clock) if kernels is None else TritonScanner(torch, device, kernels)
+    if device.type == "cuda":
+        kernels = load_kernels(needs_gpu=True)
+        if kernels is None:
+            note("Triton is missing: outputs are scanned by torch operators, those in CUDA graphs not at all")
+        else:
+            try:
+                scanner = TritonScanner(torch, device, kernels)
+                scanner.prove()
+            except Exception as error:  # no C compiler, a driver that is too old, …
+                why = "%s: %s" % (type(error).__name__, str(error).partition("\n")[0])
+                note("Triton does not work here (%s): outputs in CUDA graphs are not scanned" % why)
+            else:
+                return scanner
+    return TorchScanner(torch, device, clock)

@@ -413,7 +413,7 @@ class Numerics:
         if device.type == "cuda" and self._torch.cuda.is_current_stream_capturing():
             self._unchecked(path, "the first look at %s was during a capture" % device)
             return None
-        scanner = scanner_for(device, Clock)
+        scanner = scanner_for(device, Clock, lambda text: self._say(ev="note", text=text))
         scanner.every = self._every
         scanner.begin()
         self.scanners[device] = scanner

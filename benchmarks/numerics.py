@@ -1,0 +1,185 @@
+"""What scanning every module's output costs (needs a GPU): decode, eager and as a CUDA graph, prefill; the scan alone.
+
+    python benchmarks/numerics.py --preset 7b --batch 1
+
+Runs with and without the watch alternate; medians of the step's time. The scan's rate is of bytes read, beside a copy's
+bytes read and written. Limits: watched every step 3 % of a graph's step, every 16th step 0.5 %, 80 % of the copy rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import spikeprof
+from spikeprof.kernels.engine import Engine
+from spikeprof.kernels.engine.model import decode
+from spikeprof.profiler.inject.events import Clock
+from spikeprof.profiler.inject.numerics.formats import FORMATS
+from spikeprof.profiler.inject.numerics.scanners import scanner_for
+from spikeprof.profiler.watching import Watch
+
+CONTEXT = 512
+ROUNDS, STEPS = 7, 20
+SCAN_BYTES = 1 << 30
+
+Step = Callable[[], object]
+
+
+class Drained:
+    """A watch whose ring is emptied every 100 ms, as the agent's thread does."""
+
+    def __init__(self, model: Any, every: int) -> None:
+        self.watch: Watch = spikeprof.watch(model, every=every)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._over.wait(0.1):
+            self.watch.collect()
+
+    def close(self) -> None:
+        """End both."""
+        self._over.set()
+        self._thread.join()
+        self.watch.close()
+
+
+def step_ms(step: Step, steps: int = STEPS) -> float:
+    """Milliseconds of a step, the GPU's or the host's, whichever is slower."""
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(steps):
+        step()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / steps * 1e3
+
+
+def medians(pairs: list[tuple[float, float]]) -> dict[str, float]:
+    """Of alternating runs without and with the watch: medians, and that of their differences as a share."""
+    before, after = (statistics.median(times) for times in zip(*pairs, strict=True))
+    return {"plain_ms": before, "watched_ms": after, "cost_ratio": statistics.median(b / a - 1 for a, b in pairs)}
+
+
+def captured(step: Step) -> Step:
+    """The step as the replay of a CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def decode_step(engine: Engine, batch: int) -> Step:
+    """One decode step over a context of ``CONTEXT`` tokens; which tokens does not matter to its time."""
+    decoder, cache = engine.runner.decoder, engine.runner.cache
+    plan = cache.blank_plan(batch)
+    plan.lengths.fill_(CONTEXT)
+    tokens, positions = torch.zeros(2, batch, dtype=torch.int64, device=decoder.weights.device)
+    positions.fill_(CONTEXT - 1)
+    return lambda: decode(decoder, cache, plan, tokens, positions)
+
+
+def eager(model: Any, step: Step, every: int, steps: int = STEPS) -> dict[str, float]:
+    """The step with and without the watch."""
+    pairs = []
+    for _ in range(ROUNDS):
+        before = step_ms(step, steps)
+        drained = Drained(model, every)
+        for _ in range(3):
+            step()
+        pairs.append((before, step_ms(step, steps)))
+        drained.close()
+    return medians(pairs)
+
+
+def graphs(model: Any, step: Step, every: int) -> dict[str, float]:
+    """Two graphs of the step, one captured under the watch."""
+    plain = captured(step)
+    drained = Drained(model, every)
+    watched = captured(step)
+    result = medians([(step_ms(plain, 4 * STEPS), step_ms(watched, 4 * STEPS)) for _ in range(ROUNDS)])
+    drained.close()
+    return result
+
+
+def scan_rates(name: str) -> dict[str, float]:
+    """Scan of a large tensor against a copy of it, GB/s of each; the copy's are bytes read and written."""
+    dtype = getattr(torch, name)
+    drawn = torch.randn(
+        SCAN_BYTES // dtype.itemsize, device="cuda", dtype=torch.float32 if dtype.itemsize == 4 else torch.half
+    )
+    tensor = drawn.clamp_(1e-3, 100).to(dtype)
+    other = torch.empty_like(tensor)
+    scanner = scanner_for(tensor.device, Clock, print)
+    scanner.begin()
+    copy = 2 * SCAN_BYTES / device_ms(lambda: other.copy_(tensor)) / 1e6
+    scan = SCAN_BYTES / device_ms(lambda: scanner.add(tensor, FORMATS[name], 0, None)) / 1e6
+    return {"copy_gb_per_s": copy, "scan_gb_per_s": scan, "scan_ratio": scan / copy}
+
+
+def device_ms(act: Callable[[], object]) -> float:
+    """Median of the GPU's time."""
+    times = []
+    for _ in range(12):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        act()
+        end.record()
+        end.synchronize()
+        times.append(float(begin.elapsed_time(end)))
+    return statistics.median(times[1:])
+
+
+def main() -> int:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--preset", default="7b")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--prefill", type=int, default=2048, help="tokens of the prompt (2048)")
+    parser.add_argument("--dtypes", default="float16,bfloat16,float32,float8_e4m3fn,int8")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("benchmarks/numerics.py needs a GPU", file=sys.stderr)
+        return 1
+    figures: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    for name in options.dtypes.split(","):
+        figures[f"scan_{name}"] = scan_rates(name)
+        torch.cuda.empty_cache()
+    engine = Engine(options.preset, max_seq_len=options.prefill + 64, max_batch=options.batch)
+    network = engine.runner.decoder.network
+    prompt = list(range(1, options.prefill + 1))
+    with engine.scope():
+        step = decode_step(engine, options.batch)
+        for _ in range(5):
+            step()
+        for every in (1, 16):
+            figures[f"graph_decode_every_{every}"] = graphs(network, step, every)
+            figures[f"eager_decode_every_{every}"] = eager(network, step, every, 32)
+        figures["prefill_every_1"] = eager(network, lambda: engine.generate(prompt, 1), 1, 3)
+    if options.json:
+        print(json.dumps(figures))
+        return 0
+    for name, value in figures.items():
+        shown = {key: round(number, 4) for key, number in value.items()} if isinstance(value, dict) else value
+        print(f"{name}: {shown}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
