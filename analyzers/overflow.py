@@ -121,8 +121,6 @@ from spikeprof.analyzers.derived.numerics_words import (
 )
 from spikeprof.profiler.trace import Trace
 
-_WITH = "spikeprof run --numerics -- CMD"
-
 
 @dataclass(frozen=True)
 class Overflow:
@@ -186,7 +184,6 @@ class Overflow:
             self.info.id,
             "findings" if findings else "ok",
             reason=note.reason if note else "",
-            collect_with=_WITH,
             metrics=tuple(metrics(scans, found, len(bad.first), note)),
             findings=findings,
             tables={

@@ -56,6 +56,9 @@ def notes(result: Result) -> list[str]:
         found.append(f"The first bad value came from {printable(first['module'])}, step {fmt.count(first['step'])}.")
     if lost := result.metric("scans_dropped_count"):
         found.append(f"{fmt.plural(lost, 'scan was', 'scans were')} lost: what they saw is not known.")
+    if changed := result.metric("changed_scans_count"):
+        seen = fmt.plural(changed, "tensor was", "tensors were")
+        found.append(f"{seen} scanned only after something else had written into it: the numbers are of what it wrote.")
     if result.reason:
         reason = printable(result.reason)
         found.append(f"{reason[:1].upper()}{reason[1:]}.")

@@ -294,6 +294,7 @@ METRIC_TITLES: dict[str, str] = {
     "bad_steps_count": "Steps with Inf or NaN",
     "bad_tensors_count": "Tensors with Inf or NaN",
     "bfloat16_headroom_bits": "Least headroom in BF16",
+    "changed_scans_count": "Scans after another write",
     "class_name": "Class",
     "confidence_share": "Confidence",
     "earliest_overflow_step": "Earliest",

@@ -38,7 +38,8 @@ class Tensor:
 class Scans:
     """Arrays of one element per scan, sorted by process, step and order; ``tensor`` numbers ``tensors``.
 
-    ``amax`` is the largest finite magnitude, ``smallest`` the smallest above zero; NaN where there is none.
+    ``amax`` is the largest finite magnitude, ``smallest`` the smallest above zero; NaN where there is none. ``changed``
+    is true where the tensor had been written to again before it was scanned.
     """
 
     rank: Ints
@@ -55,6 +56,7 @@ class Scans:
     amax: Floats
     smallest: Floats
     limit: Floats
+    changed: Bools
     tensors: tuple[Tensor, ...]
 
     def __len__(self) -> int:
@@ -105,6 +107,7 @@ def scans_of(trace: Trace, fp16_limit: float) -> Scans:
     """The table ``tensor_stats`` in execution order; ``fp16_limit`` is the largest number that fp16 is to hold."""
     rank, step, order = (ints(trace.column("tensor_stats", name)) for name in ("rank", "step", "order"))
     sort = np.lexsort((order, step, rank))
+    scanned, how = trace.codes("tensor_stats", "scanned")
     texts = [trace.codes("tensor_stats", name) for name in ("module", "class_name", "role", "dtype")]
     (path, paths), (class_name, classes), (role, roles), (dtype, dtypes) = texts
     tensor, count = group_codes(path[sort], role[sort], dtype[sort])
@@ -135,6 +138,7 @@ def scans_of(trace: Trace, fp16_limit: float) -> Scans:
         amax=magnitudes("amax_value"),
         smallest=magnitudes("smallest_value"),
         limit=limits([one.dtype for one in tensors], fp16_limit)[tensor],
+        changed=np.isin(scanned[sort], [at for at, text in enumerate(how) if text == "changed"]),
         tensors=tensors,
     )
 

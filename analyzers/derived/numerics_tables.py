@@ -151,6 +151,7 @@ def metrics(scans: Scans, found: Totals, bad_steps_count: int, note: CollectorNo
     yield Metric("watched_modules_count", len({one.path for one in scans.tensors}))
     yield Metric("bad_steps_count", bad_steps_count)
     yield Metric("bad_tensors_count", int((found.bad_steps > 0).sum()))
+    yield Metric("changed_scans_count", int(scans.changed.sum()))
     if note is not None:
         yield Metric("scans_dropped_count", note.dropped_count)
     for dtype in dict.fromkeys(one.dtype for one, kept in zip(scans.tensors, scans.unscaled, strict=True) if kept):

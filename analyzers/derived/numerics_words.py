@@ -26,20 +26,29 @@ def before_overflow(tensor: Tensor) -> str:
 
 
 def source_action(scans: Scans, found: Origin) -> str:
-    """For the tensor that was bad first."""
+    """For the tensor that was bad first: the first of these that applies."""
     tensor = scans.tensors[scans.tensor[found.scan]]
-    if tensor.role == "weight":
-        return "Load the weights anew, or look into the file: the weight itself holds Inf or NaN."
-    if not found.before_count:
-        return "Look at what it takes, too: spikeprof run --numerics --numerics-roles output,input,weight -- CMD."
-    if tensor.role == "input":
-        before = scans.tensors[scans.tensor[found.scan - 1]]
-        return f"Look at what is computed between {before.path or MODEL}, which was fine, and this input."
-    if scans.inf[found.scan] and _is_narrow(tensor):
-        return "Keep this module's result in BF16 or FP32, or scale what it takes by a power of two."
-    if scans.inf[found.scan]:
-        return "Look for a division by zero or a log of zero in this module."
-    return "Look for 0 / 0, Inf - Inf, a root of a negative number, or a softmax of a row that is masked whole."
+    before = scans.tensors[scans.tensor[found.scan - 1]].path or MODEL
+    infinite = bool(scans.inf[found.scan])
+    cases = (
+        (
+            scans.changed[found.scan],
+            "Look at what writes into this tensor after the module: it was scanned after that.",
+        ),
+        (tensor.role == "weight", "Load the weights anew, or look into the file: the weight itself holds Inf or NaN."),
+        (
+            not found.before_count,
+            "Look at what it takes, too: spikeprof run --numerics --numerics-roles output,input,weight -- CMD.",
+        ),
+        (tensor.role == "input", f"Look at what is computed between {before}, which was fine, and this input."),
+        (
+            infinite and _is_narrow(tensor),
+            "Keep this module's result in BF16 or FP32, or scale what it takes by a power of two.",
+        ),
+        (infinite, "Look for a division by zero or a log of zero in this module."),
+    )
+    nan = "Look for 0 / 0, Inf - Inf, a root of a negative number, or a softmax of a row that is masked whole."
+    return next((action for applies, action in cases if applies), nan)
 
 
 def _is_narrow(tensor: Tensor) -> bool:

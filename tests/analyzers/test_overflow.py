@@ -183,6 +183,7 @@ def test_inputs_that_were_scanned_are_shown_to_be_fine() -> None:
         ([bad(0, 0, "a", role="weight")], "Load the weights anew"),
         ([scan(0, 0, "before"), bad(0, 1, "a", role="input")], "between before, which was fine"),
         ([scan(0, 0, "before"), bad(0, 1, "a", dtype="float32")], "division by zero"),
+        ([scan(0, 0, "before"), bad(0, 1, "a", scanned="changed")], "what writes into this tensor after the module"),
     ],
 )
 def test_what_to_do_depends_on_where_it_began(rows: list[dict[str, Any]], words: str) -> None:
