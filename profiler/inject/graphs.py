@@ -140,7 +140,7 @@ class Subscription:
         owner = driver.graph_id(graph.graph) if graph.graph else 0
         at, module, stack = Clock.unix_ns(), -1, -1
         if self.windows is not None and cbid == _NODE_CREATED:
-            module, stack = self.windows.node_created(frame)
+            module, stack = self.windows.node_created(frame, at)
         row = (driver.graph_node_id(graph.node), source, owner, at, module, stack, get_ident() & _THREAD_BITS)
         with self._nodes_lock:
             self._nodes.append(row)

@@ -10,7 +10,7 @@ import ctypes
 
 from .cupti import CuptiError
 from .events import Clock, RLock, SignalsHeld, get_ident
-from .frames import Frames
+from .frames import Frames, Place
 from .operators import THREAD_BITS, Operators
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -138,24 +138,29 @@ class Windows:
         now = Clock.unix_ns()
         place = self.frames.place(frame)
         self.operators.launched(thread, now)
-        thread &= THREAD_BITS
-        self._launches.append((correlation, place.module, place.stack, now, thread))
-        if place.triton is not None:
-            kernel, shapes, dtypes = place.triton
-            self._triton.append(("triton::" + kernel, now, now + 1, thread, shapes, dtypes))
+        self._launches.append((correlation, place.module, place.stack, now, thread & THREAD_BITS))
+        self._note_triton(place, now, thread)
         self.left -= 1
         window.left -= 1
         window.launches += 1
         window.over = window.left <= 0 or self.left <= 0
 
-    def node_created(self, frame: FrameType | None) -> tuple[int, int]:
-        """CUPTI's callback of a node: its (module, stack)."""
+    def _note_triton(self, place: Place, at: int, thread: int) -> None:
+        """What Triton launches from Python, which torch's profiler does not see, is an operator of one moment."""
+        if place.triton is not None:
+            kernel, shapes, dtypes = place.triton
+            self._triton.append(("triton::" + kernel, at, at + 1, thread & THREAD_BITS, shapes, dtypes))
+
+    def node_created(self, frame: FrameType | None, at: int) -> tuple[int, int]:
+        """CUPTI's callback of a node, at that time: its (module, stack)."""
         if self.broken is not None:
             return -1, -1
         self.nodes += 1
-        self.operators.launched(get_ident(), Clock.unix_ns())
+        thread = get_ident()
+        self.operators.launched(thread, at)
         try:
             place = self.frames.place(frame, with_stack=self.nodes <= NODES_MAX)
+            self._note_triton(place, at, thread)
         except Exception as error:
             self.broken = error
             raise
