@@ -33,7 +33,12 @@ _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 #: What a code object is to us.
 _CODE, _HIDDEN, _MODULE_CALL, _TRITON_RUN = range(4)
 
-_TRITON_FILE = os.path.join("triton", "runtime", "jit.py")
+#: Files whose ``run`` launches a kernel of Triton's: its own, and the launchers of torch.compile.
+_TRITON_FILES = (
+    os.path.join("triton", "runtime", "jit.py"),
+    os.path.join("_inductor", "runtime", "static_triton_launcher.py"),
+    os.path.join("_inductor", "runtime", "static_cuda_launcher.py"),
+)
 
 
 class Place:
@@ -109,7 +114,7 @@ class Frames:
                 what = _CODE
                 if code.co_filename.startswith(_HERE):
                     what = _HIDDEN
-                elif code.co_name == "run" and code.co_filename.endswith(_TRITON_FILE):
+                elif code.co_name == "run" and code.co_filename.endswith(_TRITON_FILES):
                     what = _TRITON_RUN
             if len(self._codes) >= _CODES_MAX:
                 self._forget_codes()
@@ -144,8 +149,9 @@ class Frames:
 
 
 def _triton_launch(variables: Any) -> tuple[str, list[Any], list[str]] | None:
-    """Kernel, shapes and dtypes of the arguments of a ``JITFunction.run``; shapes are [] for what is no tensor."""
-    kernel = getattr(variables.get("self"), "__name__", None)
+    """Kernel, shapes and dtypes of the arguments of a ``run``; shapes are [] for what is no tensor."""
+    owner = variables.get("self")
+    kernel = getattr(owner, "__name__", None) or getattr(owner, "name", None)
     bound = variables.get("bound_args")
     values = list(bound.values()) if isinstance(bound, dict) else list(variables.get("args") or ())
     torch = sys.modules.get("torch")

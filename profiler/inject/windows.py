@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 
 from .cupti import CuptiError
-from .events import Clock, RLock, SignalsHeld, get_ident
+from .events import Clock, RLock, SignalsHeld, allocate_lock, get_ident
 from .frames import Frames, Place
 from .operators import THREAD_BITS, Operators
 
@@ -26,6 +26,9 @@ LAUNCHES_MAX, SECONDS_MAX = 100_000, 60.0
 
 #: Nodes of graphs whose lines of code are kept; of the ones beyond it is the module only.
 NODES_MAX = 50_000
+
+#: How long to wait for callbacks in other threads to return.
+_PATIENCE_SECONDS = 0.1
 
 #: Rows of one line of the event file.
 _BATCH = 2000
@@ -50,11 +53,11 @@ class _Call(ctypes.Structure):
 class Window:
     """One window, of so many launches and so long at the most."""
 
-    __slots__ = ("by_clock", "launches", "left", "over", "reason", "since", "thread", "until")
+    __slots__ = ("by_clock", "end", "launches", "left", "over", "reason", "since", "thread", "until")
 
     def __init__(self, reason: str, launches: int, seconds: float, by_clock: bool) -> None:
         self.reason, self.by_clock, self.over = reason, by_clock, False
-        self.launches, self.left = 0, launches
+        self.launches, self.left, self.end = 0, launches, 0
         self.thread = get_ident()
         self.since = Clock.unix_ns()
         self.until = Clock.monotonic() + seconds
@@ -74,7 +77,10 @@ class Windows:
         self.nodes = 0
         self.broken: Exception | None = None
         self._missed = 0
+        self._inside: dict[int, bool] = {}  # threads in a callback
         self._lock = RLock()
+        self._never = allocate_lock()
+        self._never.acquire()
         self._launches: list[tuple[int, int, int, int, int]] = []
         self._triton: list[tuple[str, int, int, int, Any, Any]] = []
 
@@ -106,14 +112,22 @@ class Windows:
                 self._subscription.watch_launches(False)
             except CuptiError:  # a guest has CUPTI by now
                 pass
+            self._wait_for_callbacks()
             now = Clock.unix_ns()
             self.seconds_left -= (now - window.since) / 1e9
             if window.launches:
-                self.event("window", window.reason, window.since, now)
+                self.event("window", window.reason, window.since, window.end or now)
+
+    def _wait_for_callbacks(self) -> None:
+        """Let no other thread be in a callback, which is the middle of a launch, when recording is switched next."""
+        until, own = Clock.monotonic() + _PATIENCE_SECONDS, get_ident()
+        while any(thread != own for thread in list(self._inside)) and Clock.monotonic() < until:
+            self._never.acquire(timeout=0.001)
 
     def forget(self) -> None:
         """In a forked child: nothing is called back there."""
         self.current, self._lock = None, RLock()
+        self._inside.clear()
         self.operators.forget()
 
     def launched(self, data: int, frame: FrameType | None) -> None:
@@ -128,11 +142,14 @@ class Windows:
         thread = get_ident()
         if thread in self.capturing:
             return
+        self._inside[thread] = True
         try:
             self._note(window, call.correlation, thread, frame)
         except Exception as error:  # not of the kind that happens once
             self.broken, window.over = error, True
             raise
+        finally:
+            self._inside.pop(thread, None)
 
     def _note(self, window: Window, correlation: int, thread: int, frame: FrameType | None) -> None:
         now = Clock.unix_ns()
@@ -143,7 +160,8 @@ class Windows:
         self.left -= 1
         window.left -= 1
         window.launches += 1
-        window.over = window.left <= 0 or self.left <= 0
+        if window.left <= 0 or self.left <= 0:
+            window.over, window.end = True, now
 
     def _note_triton(self, place: Place, at: int, thread: int) -> None:
         """What Triton launches from Python, which torch's profiler does not see, is an operator of one moment."""

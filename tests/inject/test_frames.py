@@ -149,6 +149,16 @@ def test_threads_have_their_own_frames(known: Frames) -> None:
     assert len(known.modules.rows) == 7
 
 
+def test_a_launch_of_a_compiled_model_tells_its_arguments(known: Frames, tmp_path: Path) -> None:
+    """As torch.compile's launcher of a kernel stands there."""
+    made: dict[str, Any] = {}
+    file = tmp_path / "torch" / "_inductor" / "runtime" / "static_triton_launcher.py"
+    exec(compile("def run(self, grid, look, *args):\n    return look()", str(file), "exec"), made)
+    kernel = SimpleNamespace(name="triton_poi_fused_add_0")
+    place = made["run"](kernel, 1, lambda: known.place(sys._getframe()), torch.zeros(3), 3)
+    assert place.triton == ("triton_poi_fused_add_0", [[3], []], ["float32", ""])
+
+
 def test_a_triton_launch_tells_its_arguments(known: Frames, tmp_path: Path) -> None:
     """As ``JITFunction.run`` of Triton stands there: the frame of its file with ``self`` and ``bound_args``."""
     source = "def run(self, look, **kwargs):\n    bound_args = dict(p=self.p, n=3)\n    return look()"
