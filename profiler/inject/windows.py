@@ -30,6 +30,9 @@ NODES_MAX = 50_000
 #: How long to wait for callbacks in other threads to return.
 _PATIENCE_SECONDS = 0.1
 
+#: And for another thread to write what it has taken, at the program's end.
+_WRITING_SECONDS = 2.0
+
 #: Rows of one line of the event file.
 _BATCH = 2000
 
@@ -79,6 +82,7 @@ class Windows:
         self._missed = 0
         self._inside: dict[int, bool] = {}  # threads in a callback
         self._lock = RLock()
+        self._writing = allocate_lock()
         self._never = allocate_lock()
         self._never.acquire()
         self._launches: list[tuple[int, int, int, int, int]] = []
@@ -127,6 +131,7 @@ class Windows:
     def forget(self) -> None:
         """In a forked child: nothing is called back there."""
         self.current, self._lock = None, RLock()
+        self._writing = allocate_lock()
         self._inside.clear()
         self.operators.forget()
 
@@ -189,7 +194,15 @@ class Windows:
         self._agent.spool.event(ev="attribution", what=what, reason=reason, t=since, end=until)
 
     def write(self) -> None:
-        """Write what was seen since the last time."""
+        """Write what was seen since the last time; rows that another thread has taken are written when this returns."""
+        if not self._writing.acquire(timeout=_WRITING_SECONDS):
+            return
+        try:
+            self._write_all()
+        finally:
+            self._writing.release()
+
+    def _write_all(self) -> None:
         modules, stacks = self.frames.take()
         self._write("modules", modules)
         self._write("stacks", stacks)
