@@ -1,0 +1,31 @@
+"""Where there is no GPU, the Triton kernels run in Triton's interpreter; that must be said before they are imported."""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(scope="session")
+def kernels() -> ModuleType:
+    """The Triton kernels, as they run here."""
+    pytest.importorskip("triton")
+    from spikeprof.profiler.inject.numerics.scanners import load_kernels
+
+    found = load_kernels(needs_gpu=torch.cuda.is_available())
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def device() -> Any:
+    """Where tensors of these tests are."""
+    return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")

@@ -1,0 +1,263 @@
+"""The watch: the right module, each tensor once, nothing changed for the program."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+import threading
+import traceback
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import spikeprof
+from spikeprof.profiler.inject.numerics import scanners, watch
+from spikeprof.profiler.watching import Watch
+
+
+@pytest.fixture(params=["torch", "triton"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How tensors are scanned: at once by torch, or a little later by Triton."""
+    if request.param == "triton":
+        kernels: ModuleType = request.getfixturevalue("kernels")
+        make = lambda device, clock, note: scanners.TritonScanner(torch, device, kernels)  # noqa: E731
+        monkeypatch.setattr(watch, "scanner_for", make)
+    return str(request.param)
+
+
+class Scaled(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Any) -> Any:
+        return x * self.factor
+
+
+def modules_of(watched: Watch, step: int = 0, role: str = "output") -> list[str]:
+    return [row["module"] for row in watched.stats() if row["step"] == step and row["role"] == role]
+
+
+def bad_modules(watched: Watch, step: int) -> list[str]:
+    return [r["module"] for r in watched.stats() if r["step"] == step and r["nan_count"] + r["inf_count"]]
+
+
+def test_the_first_bad_module_is_named_at_the_step(way: str) -> None:
+    model = nn.Sequential(Scaled(2.0), Scaled(100.0), Scaled(1.0), Scaled(0.5))
+    with spikeprof.watch(model) as watched:
+        for size in (1.0, 300.0, 400.0):
+            model(torch.full((3, 4), size, dtype=torch.float16))
+    assert bad_modules(watched, 0) == bad_modules(watched, 1) == []
+    assert bad_modules(watched, 2) == ["1", "2", "3"]
+    rows = {row["module"]: row for row in watched.stats() if row["step"] == 1}
+    assert rows["1"]["amax_value"] == 60000.0
+    assert rows["1"]["elements_count"] == 12
+    assert rows["0"]["class_name"] == "Scaled"
+
+
+def test_an_output_that_parents_hand_on_is_scanned_once(way: str) -> None:
+    model = nn.Sequential(nn.Sequential(nn.Identity(), Scaled(2.0)), nn.Identity(), nn.Dropout(0.5)).eval()
+    with spikeprof.watch(model) as watched, torch.inference_mode():
+        model(torch.ones(4))
+    assert modules_of(watched) == ["0.0", "0.1"]  # an Identity's own input is not an output seen before
+
+
+def test_a_module_that_writes_into_its_input_is_told_from_the_one_before(way: str) -> None:
+    model = nn.Sequential(Scaled(-1.0), nn.ReLU(inplace=True))
+    with spikeprof.watch(model) as watched, torch.inference_mode():
+        for _ in range(2):
+            model(torch.tensor([1.0, -2.0]))
+    zeros = {row["module"]: row["zero_count"] for row in watched.stats() if row["step"] == 1}
+    assert zeros == {"0": 0, "1": 1}
+
+
+def test_what_was_written_again_before_its_scan_is_told(kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Scaled(1.0)
+
+        def forward(self, x: Any) -> Any:
+            made = self.inner(x)
+            made.add_(1.0)
+            return made * 2
+
+    make = lambda device, clock, note: scanners.TritonScanner(torch, device, kernels)  # noqa: E731
+    monkeypatch.setattr(watch, "scanner_for", make)
+    model = Adds()
+    with spikeprof.watch(model) as watched, torch.no_grad():
+        model(torch.ones(3))
+    assert [(r["module"], r["scanned"]) for r in watched.stats()] == [("inner", "changed"), ("", "later")]
+
+
+@dataclass
+class Output:
+    logits: Any
+    extra: Any = None
+
+
+def test_nested_outputs_are_followed_and_others_named(way: str) -> None:
+    class Nested(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return {"a": (x + 1, [x + 2, None]), "b": Output(x + 3)}
+
+    class Nothing(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return None
+
+    class Odd(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x.to_sparse(), x.to("meta"), torch.arange(3), torch.ones(2, dtype=torch.complex64)
+
+    class All(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.nested, self.nothing, self.odd = Nested(), Nothing(), Odd()
+
+        def forward(self, x: Any) -> Any:
+            self.nothing(x)
+            self.odd(x)
+            return self.nested(x)
+
+    model = All()
+    with spikeprof.watch(model) as watched:
+        model(torch.zeros(2))
+    assert [(r["module"], r["amax_value"]) for r in watched.stats()] == [
+        ("nested", 1.0),
+        ("nested", 2.0),
+        ("nested", 3.0),
+    ]
+    assert sorted(watched.unchecked) == [
+        ("nothing", "its output holds no tensor: NoneType"),
+        ("odd", "dtype complex64"),
+        ("odd", "dtype int64"),
+        ("odd", "layout torch.sparse_coo"),
+        ("odd", "on device meta"),
+    ]
+
+
+def test_patterns_steps_and_roles(way: str) -> None:
+    model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+    model.forward = lambda x: model["b"](model["a"](x))  # type: ignore[method-assign]
+    model["b"].weight = model["a"].weight  # tied
+    with spikeprof.watch(model, every=3, modules=("a", "b"), roles=("output", "input", "weight")) as watched:
+        for _ in range(7):
+            model(torch.ones(1, 2))
+    rows = watched.stats()
+    assert sorted({row["step"] for row in rows}) == [0, 3, 6]
+    assert modules_of(watched, 3) == ["a", "b"]
+    assert modules_of(watched, 3, "input") == ["a"]  # b's is a's output
+    assert modules_of(watched, 0, "weight") == ["a.weight", "a.bias", "b.bias"]
+    assert modules_of(watched, 3, "weight") == []
+
+
+def test_nothing_of_the_watch_is_left_and_results_are_the_same(way: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2))
+    seen: list[int] = []
+    model[0].register_forward_hook(lambda *_: seen.append(1))
+    x = torch.randn(3, 4)
+    plain = model(x)
+    before = [(dict(m._forward_hooks), dict(m._forward_pre_hooks)) for m in model.modules()]
+    watched = spikeprof.watch(model, every=2)
+    results = [model(x) for _ in range(3)]
+    results[0].sum().backward()
+    watched.close()
+    assert all(torch.equal(plain, result) for result in results)
+    assert [(dict(m._forward_hooks), dict(m._forward_pre_hooks)) for m in model.modules()] == before
+    assert len(seen) == 4
+
+
+def test_copies_and_pickles_of_a_watched_model_are_plain_models() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    with spikeprof.watch(model) as watched:
+        model(torch.ones(1, 2))
+        copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+        for each in copies:
+            assert each(torch.ones(1, 2)).shape == (1, 2)
+    assert len(watched.stats()) == 1
+    assert "spikeprof" not in pickle.dumps(copies[1]).decode("latin1")
+
+
+def test_an_exception_of_the_model_passes_and_the_next_step_is_whole(way: str) -> None:
+    class Fails(nn.Module):
+        def forward(self, x: Any) -> Any:
+            if x[0] > 1:
+                raise KeyError("of the program")
+            return x * 2
+
+    model = nn.Sequential(Scaled(1.0), Fails())
+    with spikeprof.watch(model) as watched:
+        model(torch.ones(2))
+        with pytest.raises(KeyError, match="of the program") as caught:
+            model(torch.full((2,), 5.0))
+        model(torch.ones(2))
+    assert not any("spikeprof" in frame.filename for frame in traceback.extract_tb(caught.value.__traceback__))
+    assert [modules_of(watched, step) for step in range(3)] == [["0", "1"], ["0"], ["0", "1"]]
+
+
+def test_a_fault_of_ours_ends_the_watch_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("of ours")
+
+    monkeypatch.setattr(watch, "scanner_for", broken)
+    model = nn.Sequential(Scaled(2.0))
+    watched = spikeprof.watch(model)
+    assert model(torch.ones(1)).item() == 2.0
+    assert watched.remarks == ["numerics are not checked any more: RuntimeError: of ours"]
+    assert not model._forward_hooks
+    assert not model[0]._forward_hooks
+
+
+def test_steps_of_two_threads_at_once_are_counted_not_mixed() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Waits(nn.Module):
+        def forward(self, x: Any) -> Any:
+            if x[0] == 7:
+                inside.set()
+                assert go_on.wait(10)
+            return x + 1
+
+    model = nn.Sequential(Waits())
+    with spikeprof.watch(model) as watched:
+        thread = threading.Thread(target=model, args=(torch.full((1,), 7.0),))
+        thread.start()
+        assert inside.wait(10)
+        model(torch.ones(1))
+        go_on.set()
+        thread.join()
+    assert [(r["step"], r["amax_value"]) for r in watched.stats()] == [(0, 8.0)]
+    assert watched._numerics is not None
+    assert watched._numerics.concurrent == 1
+
+
+def test_of_a_compiled_model_the_output_is_checked_and_nothing_recompiles() -> None:
+    import torch._dynamo as dynamo
+
+    dynamo.reset()
+    dynamo.utils.counters.clear()
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    compiled = torch.compile(model, backend="eager")
+    whole = nn.Sequential(Scaled(1.0), compiled, Scaled(2.0))
+    with torch.no_grad(), spikeprof.watch(whole) as watched:
+        for value in (1.0, 1.0, math.nan):
+            whole(torch.full((2, 4), value))
+    assert bad_modules(watched, 2) == ["0", "1", "2"]
+    assert [module for module, why in watched.unchecked if "compiled" in why] == ["1._orig_mod"]
+    assert dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert not dynamo.utils.counters["graph_break"]
+    assert not model._forward_hooks
+    assert not model[0]._forward_hooks
+
+
+def test_what_is_no_module_or_role_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"takes a torch\.nn\.Module"):
+        spikeprof.watch([])
+    with pytest.raises(ValueError, match="gradients"):
+        spikeprof.watch(Scaled(1.0), roles=("gradients",))
