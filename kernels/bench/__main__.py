@@ -14,6 +14,7 @@ from rich.console import Console
 from spikeprof.kernels.arguments import device_named, positive
 from spikeprof.kernels.bench.case import NotMeasured
 from spikeprof.kernels.bench.cases import cases
+from spikeprof.kernels.bench.kv_precision import MOST_TOKENS, read_tokens
 from spikeprof.kernels.bench.measured import Measured, try_case
 from spikeprof.kernels.bench.peaks import measure_peaks
 from spikeprof.kernels.bench.ratio import Setting
@@ -30,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
         small = options.quick or device.type == "cpu"
         kernels = [] if options.ratios else cases(device, small, options.names)
         claims = ratios(options.names) if options.ratios else []
+        text = tuple(read_tokens(Path(options.tokens))[:MOST_TOKENS]) if options.tokens else ()
         _check_writable(options.json)
     except ValueError as error:
         sys.stderr.write(f"bench: {error}\n")
@@ -41,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     console.print(heading(peaks, options.runs, small) + "\n")
     values = peaks_json(peaks, options.runs)
     if options.ratios:
-        rows = list(measured(claims, Setting(device, small, options.runs, peaks)))
+        rows = list(measured(claims, Setting(device, small, options.runs, peaks, options.model, text)))
         console.print(ratios_table(rows))
         values["ratios"] = ratios_json(rows)
         wrong = any(failed for _, _, failed in rows)
@@ -88,6 +90,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("names", nargs="*", metavar="NAME", help="kernels, or claims, by the beginning of their name")
     parser.add_argument("--json", metavar="FILE", help="write all figures there; -: to standard output")
     parser.add_argument("--ratios", action="store_true", help="the table of published claims instead")
+    parser.add_argument(
+        "--model", default="", metavar="MODEL", help="of KV precision: a preset, or a checkpoint's folder"
+    )
+    parser.add_argument("--tokens", metavar="FILE", help="of KV precision: the text, ids of tokens as whole numbers")
     parser.add_argument("--quick", action="store_true", help="small shapes, as on the CPU, and small peaks")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     parser.add_argument("--runs", type=positive, default=RUNS, help=f"runs of each call (default: {RUNS})")

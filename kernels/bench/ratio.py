@@ -19,6 +19,8 @@ class Setting:
     small: bool
     runs: int
     peaks: Peaks
+    model: str = ""  # a preset or the folder of a checkpoint, and a text: of the row on KV precision
+    text: tuple[int, ...] = ()
 
     @property
     def is_gpu(self) -> bool:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from spikeprof.kernels.attention import reference_attention
+from spikeprof.kernels.bench import kv_precision
 from spikeprof.kernels.bench.case import drawn, relative_error
 from spikeprof.kernels.bench.ratio import Ours, Ratio, Setting, percent
 from spikeprof.kernels.cache import CacheFull, Usage, bytes_per_token, dequantise, make_cache, quantise
 from spikeprof.kernels.engine.config import ModelConfig, preset
 from spikeprof.kernels.engine.engine import Engine
-from spikeprof.kernels.engine.runner import Runner
 
 _MOST_TOKENS, _ROWS = 4096, 8  # of a sequence; rows of the contiguous cache
 _LONG, _SHORT = 0.42, 0.115  # mean length as a share of the longest: the claimed use; eight times as many sequences
@@ -80,23 +80,21 @@ def _filled(kind: str, lengths: list[int]) -> Usage:
 
 def _precision(setting: Setting) -> Ours:
     plain = bytes_per_token("fp16", layers=1, kv_heads=1, head_dim=_HEAD_DIM)
-    saved = {kind: 1 - bytes_per_token(kind, layers=1, kv_heads=1, head_dim=_HEAD_DIM) / plain for kind in _KINDS}
-    figures = {f"{kind}_saved_share": share for kind, share in saved.items()}
-    key_error = _key_error(setting, 8)
-    config = ModelConfig(2, 64, 4, 2, 32, 128, 256) if setting.small else preset("100m")
-    tokens = 96 if setting.small else 512
-    perplexity = _perplexities(config, tokens, setting)
-    changes = {kind: perplexity[kind] / perplexity["fp16"] - 1 for kind in _KINDS}
-    figures |= {f"{kind}_perplexity_change_share": share for kind, share in changes.items()}
-    figures["int8_key_attention_error"] = key_error
+    found: dict[str, float] = {
+        f"{kind}_saved_share": 1 - bytes_per_token(kind, layers=1, kv_heads=1, head_dim=_HEAD_DIM) / plain
+        for kind in _KINDS
+    }
+    saved = ", ".join(f"{kind} {percent(found[f'{kind}_saved_share'])}" for kind in _KINDS)
+    found["int8_key_attention_error"] = _key_error(setting, 8)
+    engine, text, how = _model_and_text(setting)
+    rows = kv_precision.compare(engine, text)
+    table = kv_precision.table_text(rows, "fp32" if engine.runner.decoder.weights.dtype == torch.float32 else "fp16")
     return Ours(
-        "saved with scales: " + ", ".join(f"{kind} {percent(share)}" for kind, share in saved.items())
-        + "; perplexity: " + ", ".join(f"{kind} {100 * share:+.2f} %" for kind, share in changes.items())
-        + f"; INT8 keys change attention by {percent(key_error)}",
-        f"arithmetic for heads of {_HEAD_DIM}; perplexity of {tokens} tokens that the model made itself, "
-        f"{config.parameters_count / 1e6:.1f} M random weights: a trained one is not at hand",
-        figures,
-    )  # fmt: skip
+        f"saved with scales of fp16 heads of {_HEAD_DIM}: {saved}; INT8 keys of unit variance change attention by "
+        f"{percent(found['int8_key_attention_error'])}\n{table}",
+        how,
+        found | kv_precision.figures(rows),
+    )
 
 
 def _key_error(setting: Setting, bits: int) -> float:
@@ -107,29 +105,21 @@ def _key_error(setting: Setting, bits: int) -> float:
     return relative_error(reference_attention(q, dequantise(quantise(k, bits)), v).out, exact)
 
 
-def _perplexities(config: ModelConfig, tokens: int, setting: Setting) -> dict[str, float]:
-    """By kind of cache: exp of the mean loss over a text that the model sampled with a plain cache."""
-    weights = "fp32" if setting.device.type == "cpu" else "fp16"
-    text: list[int] = []
-    found = {}
-    for kind in ("fp16", *_KINDS):
-        engine = Engine(
-            config, kv_cache=kind, weights=weights, max_seq_len=tokens + 16, max_batch=1, device=str(setting.device)
-        )
-        with engine.scope():
-            text = text or [1, *engine.generate([1], tokens - 1, temperature=1.0).tokens[0]]
-            found[kind] = _perplexity(engine.runner, text)
-    return found
-
-
-def _perplexity(runner: Runner, text: list[int]) -> float:
-    """Every token but the first is guessed from those before it, read through the cache."""
-    name = -1  # of a sequence that no request has
-    logits: Tensor = runner.prefill([name], [text[:1]])
-    guesses = torch.cat([logits, runner.extend([name], [len(text) - 2], text[1:-1])])
-    runner.cache.evict(name)
-    wanted = torch.tensor(text[1:], device=guesses.device)
-    return math.exp(float(torch.nn.functional.cross_entropy(guesses.double(), wanted)))
+def _model_and_text(setting: Setting) -> tuple[Engine, Sequence[int], str]:
+    """The model and the text that were asked for, else random weights and what they make; and what that is."""
+    small = ModelConfig(2, 64, 4, 2, 32, 128, 256) if setting.small else preset("100m")
+    tokens = len(setting.text) or (96 if setting.small else 512)
+    engine = Engine(
+        setting.model or small, weights="fp32" if setting.device.type == "cpu" else "fp16", max_seq_len=tokens + 16,
+        max_batch=1, device=str(setting.device),
+    )  # fmt: skip
+    name = f"{setting.model or 'random weights'}, {engine.config.parameters_count / 1e6:.1f} M parameters"
+    if setting.text:
+        return engine, setting.text, f"{name}; {tokens} tokens of the file"
+    with engine.scope():
+        text = [1, *engine.generate([1], tokens - 1, temperature=1.0).tokens[0]]
+    hint = "" if setting.model else " (--model FOLDER takes a trained one)"
+    return engine, text, f"{name}{hint}; {tokens} tokens that it made itself (--tokens FILE takes others)"
 
 
 RATIOS = (
