@@ -139,6 +139,6 @@ def _print(trace: Trace, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    from spikeprof.reports.terminal import render_graph
+    from spikeprof.reports.model_graph_text import render_graph
 
     render_graph(result, Console())

@@ -36,7 +36,7 @@ def topology(
     else:
         from rich.console import Console
 
-        from spikeprof.reports.terminal import render_topology
+        from spikeprof.reports.topology import render_topology
 
         render_topology(result, [gpu.name for gpu in gpus], note.reason, Console())
     return 0

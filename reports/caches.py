@@ -9,7 +9,8 @@ from spikeprof.analyzers.base import Result
 from spikeprof.reports import format as fmt
 from spikeprof.reports.class_names import shapes
 from spikeprof.reports.kernel_names import printable
-from spikeprof.reports.model import PlainTable, rows
+from spikeprof.reports.model import PlainTable, Report, rows
+from spikeprof.reports.screen import Column, Screen, print_classes
 
 _MATCHES = {"exact": "exact", "class": "by class", "none": "not measured"}
 _CLASS_COLUMNS = ("kernel", "grid", "device", "pattern", "match", "launches_count", "mean_ns", "l1_hit_share",
@@ -19,6 +20,16 @@ _CLASS_COLUMNS = ("kernel", "grid", "device", "pattern", "match", "launches_coun
 _LAUNCH_COLUMNS = ("kernel", "grid", "device", "start_ns", "duration_ns", "l1_hit_share", "l2_hit_share",
                    "l2_sectors_count", "dram_read_bytes", "dram_written_bytes", "dram_bytes_per_s",
                    "dram_peak_share")  # fmt: skip
+_SCREEN_COLUMNS = (
+    Column("l1_hit_share", "L1 hit", 110),
+    Column("l2_hit_share", "L2 hit"),
+    Column("dram_read_bytes", "DRAM read"),
+    Column("dram_written_bytes", "Written", 70),
+    Column("dram_peak_share", "Of peak"),
+    Column("bank_conflict_share", "Conflicts", 100),
+    Column("tensor_active_share", "Tensor", 100),
+)
+_MAX_CLASSES = 8
 #: Filled sectors per lookup above which a hit rate of 0 is not the whole story.
 _OVERFILLED_RATIO = 1.02
 #: The clocks of samples and kernels agree to a microsecond: less than this share was left out on purpose.
@@ -94,3 +105,15 @@ def longest(result: Result, most: int) -> PlainTable:
     if not any(name in table for name in ("l2_hit_share", "dram_read_bytes", "bank_conflict_share")):
         return {}
     return {name: values[:most] for name, values in table.items()}
+
+
+def print_section(screen: Screen, report: Report) -> None:
+    """Counters per launch of the kernels that took most time; nothing where none were recorded."""
+    result = report.result("cache-miss")
+    table = longest(result, _MAX_CLASSES) if result else {}
+    if result is None or not table:
+        return
+    screen.heading("Caches and DRAM, per launch")
+    if text := summary(result):
+        screen.prose(text, "dim")
+    print_classes(screen, table, _SCREEN_COLUMNS, "dram_peak_share")

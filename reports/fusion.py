@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from spikeprof.analyzers.base import Result
 from spikeprof.reports import format as fmt
 from spikeprof.reports.kernel_names import clip, printable
-from spikeprof.reports.model import PlainTable, rows
+from spikeprof.reports.model import PlainTable, Report, rows
+from spikeprof.reports.screen import Column, Screen, clipped, measured, print_table
 from spikeprof.reports.titles import BYTES_FROM, FUSION_VERDICTS, READ_BY, SAVING_FROM
 
 _ARROW = " → "
@@ -18,6 +20,15 @@ _MEMBER_COLUMNS = ("chain_id", "place_count", "does", "kernel", "verdict", "mean
                    "saved_bytes")  # fmt: skip
 _KERNEL_COLUMNS = ("kernel", "does", "verdict", "why", "gpu_time_share", "launches_count", "total_ns", "moved_bytes",
                    "bytes_from")  # fmt: skip
+_SCREEN_COLUMNS = (
+    Column("runs_count", "Runs", 90),
+    Column("total_ns", "Total"),
+    Column("traffic_bytes", "Traffic", 74),
+    Column("saved_share", "Saved", 60),
+    Column("saving_ns", "At most", 100),
+    Column("gpu_time_share", "Share"),
+)
+_MAX_CHAINS = 4  # on a screen
 
 
 def summary(result: Result) -> str:
@@ -122,3 +133,18 @@ def tables(result: Result) -> dict[str, PlainTable]:
 def _kept(table: PlainTable, columns: tuple[str, ...]) -> PlainTable:
     """The given columns, without those that have no value anywhere."""
     return {name: table[name] for name in columns if any(cell not in (None, "") for cell in table.get(name, ()))}
+
+
+def print_section(screen: Screen, report: Report) -> None:
+    """How much is fused, and the chains that took most time; nothing where no kernel ran."""
+    result = report.result("fusion-coverage")
+    text = summary(result) if result else ""
+    if result is None or not text:
+        return
+    screen.heading("Fusion")
+    screen.prose(f"{text}. {details(result)}".strip(), "dim")
+    entries = rows(longest(result, _MAX_CHAINS))
+    if entries:
+        names = [str(entry["chain"]) for entry in entries]
+        columns = measured(_SCREEN_COLUMNS, entries)
+        print_table(screen, "Chain", columns, entries, partial(clipped, names), "gpu_time_share")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spikeprof.analyzers.base import Result
-from spikeprof.reports import caches, fusion, steps
+from spikeprof.reports import caches, fusion, idle, steps
 from spikeprof.reports import counter_figures as counters
 from spikeprof.reports import figures as fig
 from spikeprof.reports import format as fmt
@@ -256,8 +256,8 @@ def _idle_section(report: Report) -> Section:
     section, result = _of_analyzer(report, "launch-gaps", Section("idle", "Idle", "GPU idle"))
     if result is None:
         return section
-    section.count = ", ".join(part for part in (say.idle_summary(result), say.gaps_summary(result)) if part)
-    classes = say.idle_classes(result)
+    section.count = ", ".join(part for part in (idle.summary(result), idle.gaps(result)) if part)
+    classes = idle.classes(result)
     table: PlainTable = {
         "class": [c.name for c in classes],
         "total_ns": [c.total_ns for c in classes],

@@ -9,12 +9,23 @@ from spikeprof.analyzers.base import Result
 from spikeprof.reports import format as fmt
 from spikeprof.reports.figures import THEMES, Plotly, axis, base_layout, safe, wrapped
 from spikeprof.reports.kernel_names import clip, printable
-from spikeprof.reports.model import PlainTable, rows
+from spikeprof.reports.model import PlainTable, Report, rows
+from spikeprof.reports.screen import Column, Screen, measured, print_table
 
 _FORMATS = {"float16": "FP16", "bfloat16": "BF16", "float32": "FP32", "float64": "FP64"}
 _TENSOR_COLUMNS = ("module", "class_name", "role", "dtype", "amax_value", "headroom_bits", "nan_count", "inf_count",
                    "saturated_share", "zero_share", "subnormal_share", "smallest_value", "scanned_steps_count",
                    "bad_steps_count", "first_bad_step")  # fmt: skip
+_SCREEN_COLUMNS = (
+    Column("dtype", "Type", 60),
+    Column("amax_value", "amax"),
+    Column("headroom_bits", "Headroom"),
+    Column("bad_elements_count", "Inf, NaN"),
+    Column("saturated_share", "Saturated", 110),
+    Column("zero_share", "Zeros", 74),
+    Column("subnormal_share", "Subnormal", 94),
+)
+_MAX_TENSORS = 8  # on a screen
 #: Columns of which nothing is shown where they say the same of all tensors.
 _ALIKE = {"rank": (0,), "role": ("output",), "nan_count": (0,), "inf_count": (0,), "bad_steps_count": (0,),
           "first_bad_step": (None,), "saturated_share": (0,), "subnormal_share": (0,), "zero_share": (0,)}  # fmt: skip
@@ -97,6 +108,20 @@ def worst(result: Result, most: int) -> PlainTable:
 def tail(text: str, width: int) -> str:
     """The text in ``width`` characters; what is too long loses its beginning: paths of modules differ at their ends."""
     return text if len(text) <= width else f"…{text[len(text) - width + 1 :]}"
+
+
+def print_section(screen: Screen, report: Report) -> None:
+    """The watched tensors that are worst off; nothing where none were scanned."""
+    result = report.result("overflow")
+    table = worst(result, _MAX_TENSORS) if result else {}
+    if result is None or not table:
+        return
+    screen.heading("Numerics")
+    for text in (summary(result), *notes(result)):
+        screen.prose(text, "dim")
+    entries, names = rows(table), table["module"]
+    columns = measured(_SCREEN_COLUMNS, entries)
+    print_table(screen, "Module", columns, entries, lambda room: [tail(name, room) for name in names])
 
 
 def alert_text(alert: Mapping[str, Any]) -> str:

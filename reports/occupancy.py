@@ -9,7 +9,8 @@ from spikeprof.analyzers.base import Result
 from spikeprof.reports import format as fmt
 from spikeprof.reports.class_names import shapes
 from spikeprof.reports.kernel_names import printable
-from spikeprof.reports.model import PlainTable
+from spikeprof.reports.model import PlainTable, Report
+from spikeprof.reports.screen import Column, Screen, print_classes
 from spikeprof.reports.titles import VERDICTS
 
 _CLASS_COLUMNS = ("kernel", "grid", "block", "device", "gpu_time_share", "registers_count", "shared_bytes",
@@ -19,6 +20,18 @@ _CLASS_COLUMNS = ("kernel", "grid", "block", "device", "gpu_time_share", "regist
 _PAIR_COLUMNS = ("kernel", "next_kernel", "device", "met_count", "pair_time_share", "gap_ns", "verdict",
                  "thread_registers_share", "block_registers_share", "shared_sum_bytes", "shared_max_bytes",
                  "alone_occupancy_share", "fused_occupancy_share")  # fmt: skip
+_SCREEN_COLUMNS = (
+    Column("registers_count", "Registers", 140),
+    Column("shared_bytes", "Shared", 100),
+    Column("occupancy_share", "Occupancy"),
+    Column("limiter", "Limited by", 60),
+    Column("waves_ratio", "Waves", 70),
+    Column("sm_active_share", "SMs busy", 74),
+    Column("expected_sm_active_share", "Expected", 94),
+    Column("instructions_per_cycle_ratio", "IPC", 120),
+    Column("utilisation_ratio", "U", 120),
+)
+_MAX_CLASSES = 5
 
 
 def summary(result: Result) -> str:
@@ -96,3 +109,15 @@ def longest(result: Result, most: int) -> PlainTable:
         return {}
     cut = {name: values[:most] for name, values in table.items()}
     return cut | {"limiter": [fmt.resources(cell, short=True) for cell in cut["limiter"]]}
+
+
+def print_section(screen: Screen, report: Report) -> None:
+    """Theoretical occupancy and waves of the kernels that took most time; nothing where none is known."""
+    result = report.result("fusion-boundary")
+    table = longest(result, _MAX_CLASSES) if result else {}
+    if result is None or not table:
+        return
+    screen.heading("Occupancy and waves")
+    screen.prose(summary(result), "dim")
+    bar = "sm_active_share" if "sm_active_share" in table else "expected_sm_active_share"
+    print_classes(screen, table, _SCREEN_COLUMNS, bar)

@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from spikeprof.analyzers.base import Result
 from spikeprof.reports import format as fmt
 from spikeprof.reports.figures import PALETTE, Plotly, base_layout, safe, wrapped
 from spikeprof.reports.kernel_names import clip, printable, short_name
-from spikeprof.reports.model import PlainTable, rows
+from spikeprof.reports.model import PlainTable, Report, rows
+from spikeprof.reports.screen import Column, Screen, clipped, print_table
 
 _MODULE_COLUMNS = ("module", "class", "modules_count", "launches_count", "inclusive_ns", "inclusive_share",
                    "exclusive_ns", "exclusive_share")  # fmt: skip
 
-#: Of a terminal's table of modules, those with less time are left out.
+_SCREEN_MODULE_COLUMNS = (
+    Column("modules_count", "Modules", 70),
+    Column("launches_count", "Launches", 60),
+    Column("inclusive_ns", "Total"),
+    Column("exclusive_ns", "Own", 94),
+    Column("inclusive_share", "Share"),
+)
+_SCREEN_OPERATOR_COLUMNS = (
+    Column("launches_count", "Launches"),
+    Column("total_ns", "Total"),
+    Column("gpu_time_share", "Share"),
+)
+_MAX_MODULES = 12  # on a screen
+_MAX_OPERATORS = 6
+#: Of a screen's table of modules, those with less time are left out.
 _MIN_SHARE = 0.01
 #: A kernel of which less than this belongs to one owner is said to be shared.
 _MOSTLY = 0.95
@@ -204,6 +220,21 @@ def truth(result: Result | None) -> str:
     return f"the module is known for {fmt.share(share)} of kernel time" if share is not None else ""
 
 
-def named(entries: Sequence[dict[str, Any]], room: int) -> list[str]:
-    """The names of a terminal's rows in so many characters."""
-    return [clip(str(entry["shown"]), room) for entry in entries]
+def print_section(screen: Screen, report: Report) -> None:
+    """Kernel time by module, else by operator; nothing where neither is known."""
+    result = report.result("ownership")
+    text = summary(result) if result else ""
+    if result is None or not text:
+        return
+    modules, operators = main_modules(result, _MAX_MODULES), main_operators(result, _MAX_OPERATORS)
+    screen.heading("Time by module" if modules else "Time by operator")
+    screen.prose(text, "dim")
+    if modules:
+        _print(screen, "Module", _SCREEN_MODULE_COLUMNS, modules, "inclusive_share")
+    elif operators:
+        _print(screen, "Operator", _SCREEN_OPERATOR_COLUMNS, operators, "gpu_time_share")
+
+
+def _print(screen: Screen, first: str, columns: Sequence[Column], entries: list[dict[str, Any]], bar_of: str) -> None:
+    names = [str(entry["shown"]) for entry in entries]
+    print_table(screen, first, columns, entries, partial(clipped, names), bar_of)

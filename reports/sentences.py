@@ -1,4 +1,4 @@
-"""Sentences about a report that every renderer says alike: headings, idle time, what was not measured.
+"""Sentences about a report that every renderer says alike: headings, verdicts, what was not measured.
 
 Text for people is made in ``format.py`` (numbers, names, findings), here, and in ``truth_line.py``; nowhere else.
 """
@@ -14,7 +14,6 @@ from spikeprof.profiler.units import unit_of
 from spikeprof.reports import format as fmt
 from spikeprof.reports.kernel_names import printable
 from spikeprof.reports.model import Report, rows
-from spikeprof.reports.titles import IDLE_CLASSES
 
 #: Titles of analyzers as headings.
 _ANALYZER_TITLES = {
@@ -83,46 +82,6 @@ def gpus(devices: list[dict[str, Any]]) -> str:
     if not all(names):
         kinds = [fmt.plural(len(used), "GPU")] if used else []
     return fmt.joined(kinds) + (f" ({len(used)} of {len(devices)})" if len(used) < len(devices) else "")
-
-
-# ---------------------------------------------------------------- idle time
-
-
-@dataclass(frozen=True, slots=True)
-class Idle:
-    """One class of idle time, over all devices."""
-
-    name: str
-    meaning: str
-    total_ns: float
-    share: float  # of all idle time, 0 to 1
-
-
-def idle_classes(result: Result) -> list[Idle]:
-    """The measured classes of idle time that are not nothing, the largest first."""
-    whole = result.metric("idle_ns")
-    found = []
-    for key in dict.fromkeys((*IDLE_CLASSES, *result.tables.get("over_time", {}).get("class", []))):
-        value = result.metric(f"idle_{key}_ns")
-        if whole and value:
-            found.append(Idle(*IDLE_CLASSES.get(key, (fmt.label(key), "")), value, value / whole))
-    return sorted(found, key=lambda idle: -idle.total_ns)
-
-
-def idle_summary(result: Result) -> str:
-    """``74.6 % of 283 ms active time``; empty when idle time is not known."""
-    share, wall = result.metric("idle_share"), result.metric("wall_ns")
-    if share is None or wall is None:
-        return ""
-    return f"{fmt.share(share)} of {fmt.duration(wall)} active time"
-
-
-def gaps_summary(result: Result) -> str:
-    """``13,475 gaps, the median one 4.67 µs``; empty when there are none."""
-    gaps, median = result.metric("gaps_count"), result.metric("median_gap_ns")
-    if not gaps:
-        return ""
-    return fmt.plural(gaps, "gap") + (f", the median one {fmt.duration(median)}" if median is not None else "")
 
 
 # ---------------------------------------------------------------- what was not measured

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 from spikeprof.analyzers.base import Result
 from spikeprof.reports import format as fmt
 from spikeprof.reports.figures import Plotly, time_unit
 from spikeprof.reports.kernel_names import clip, printable
-from spikeprof.reports.model import PlainTable
+from spikeprof.reports.model import PlainTable, Report, rows
 from spikeprof.reports.panels import Line, Panel, stacked
+from spikeprof.reports.screen import Column, Screen, clipped, print_table
 
 _SOURCES = {"marked": "marked by the program", "found": "found by the period of the kernels"}
 _NAME_CHARS = 20  # of a kind in the figure
 _LOG_FROM = 4  # times the median: what lasts that long would press all else flat
+_SCREEN_COLUMNS = (
+    Column("steps_count", "Steps"),
+    Column("p50_ns", "p50"),
+    Column("p90_ns", "p90", 94),
+    Column("p99_ns", "p99", 60),
+    Column("max_ns", "Longest"),
+    Column("jitter_ns", "Jitter", 110),
+    Column("step_kernels_count", "Kernels", 70),
+    Column("wait_ns", "Wait", 76),
+    Column("busy_share", "GPU busy"),
+)
 
 
 def summary(result: Result) -> str:
@@ -118,3 +131,14 @@ def _panel(name: str, table: PlainTable, picked: list[int]) -> Panel:
             Line(f"{label}, median of several", "duration_ns", times, middle),
         ]
     return Panel(label, divisor, shown, lines)
+
+
+def print_section(screen: Screen, report: Report) -> None:
+    """How long steps of each kind take; nothing where none are known."""
+    result = report.result("steps")
+    table = kinds(result) if result else {}
+    if result is None or not table:
+        return
+    screen.heading("Steps")
+    screen.prose(summary(result), "dim")
+    print_table(screen, "Kind", _SCREEN_COLUMNS, rows(table), partial(clipped, table["kind"]))

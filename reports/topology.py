@@ -5,12 +5,17 @@ Links have the names of ``nvidia-smi topo``. Rates in the matrix are GB/s in one
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+from rich.console import Console
 
 from spikeprof.analyzers.base import Result
 from spikeprof.reports import format as fmt
-from spikeprof.reports.kernel_names import printable
-from spikeprof.reports.model import PlainTable, rows
+from spikeprof.reports import sentences as say
+from spikeprof.reports.kernel_names import clip, printable
+from spikeprof.reports.model import PlainTable, Report, rows
+from spikeprof.reports.screen import Screen, print_finding
 
 _HOST = -1
 _NO_ACCESS = "*"
@@ -217,3 +222,53 @@ def _pcie(row: Row | None) -> str:
     ways = (("generation", "links_count"), ("max_generation", "max_links_count"))
     now, most = (f"{row[generation] or '?'} x{row[lanes] or '?'}" for generation, lanes in ways)
     return f"PCIe {now}" if now == most or "?" in most else f"PCIe {now} (of {most})"
+
+
+# ---------------------------------------------------------------- the terminal
+
+
+def print_section(screen: Screen, report: Report) -> None:
+    """How the GPUs are joined; nothing for one GPU."""
+    result = report.result("topology")
+    if result is not None and _print_matrices(screen, result):
+        screen.prose(suits(result))
+
+
+def _print_matrices(screen: Screen, result: Result) -> bool:
+    """The matrix of GPUs under its heading, with what its words mean; whether there is one."""
+    found = matrices(result, screen.width)
+    for heading, table in found:
+        screen.heading(heading)
+        _print_lines(screen, table)
+    for text in legend(result) if found else ():
+        screen.prose(text, "dim")
+    return bool(found)
+
+
+def _print_lines(screen: Screen, table: PlainTable) -> None:
+    for number, line in enumerate(table_lines(table, screen.width)):
+        screen.line(screen.text(line, "" if number else "dim"))
+
+
+def render_topology(result: Result, names: Sequence[str], problem: str, console: Console) -> None:
+    """Print the answer of the analyzer ``topology`` alone: matrix, links to the host, what they suit, findings.
+
+    ``names`` are the GPUs' products; ``problem`` is what could not be read, and why, or empty.
+    """
+    screen = Screen.of(console)
+    screen.line(screen.text(clip(say.gpus([{"name": name} for name in names]), screen.width), "bold"))
+    _print_matrices(screen, result)
+    screen.heading(f"GPU and host, in one direction: {'measured/' if is_measured(result) else ''}theoretical GB/s")
+    _print_lines(screen, hosts(result))
+    screen.heading("What it suits")
+    screen.prose(suits(result))
+    for finding in result.findings:
+        screen.console.print()
+        print_finding(screen, finding)
+    screen.heading("Where the rates come from")
+    for text in sources(result):
+        screen.hanging(screen.text("·", "dim"), screen.text(text), 2)
+    for text in not_measured(result):
+        screen.not_measured(f"Not measured: {text}")
+    if problem:
+        screen.not_measured(printable(problem))

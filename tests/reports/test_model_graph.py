@@ -17,7 +17,8 @@ from spikeprof.analyzers.runner import run_one
 from spikeprof.reports import model_graph as say
 from spikeprof.reports.html import render_html
 from spikeprof.reports.model import Report
-from spikeprof.reports.terminal import render_graph, render_terminal
+from spikeprof.reports.model_graph_text import render_graph
+from spikeprof.reports.terminal import render_terminal
 
 TIMED = {
     "model": "Decoder",

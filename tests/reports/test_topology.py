@@ -23,7 +23,7 @@ from spikeprof.profiler.collectors.topology import TopologyCollector
 from spikeprof.profiler.trace import Trace
 from spikeprof.reports import topology as say
 from spikeprof.reports.html import render_html
-from spikeprof.reports.terminal import render_topology
+from spikeprof.reports.topology import render_topology
 
 A, B = UUIDS[:2]
 SOME = Copies({(A, B): 391e9, (B, A): 389.5e9, ("host", A): 55.2e9, (A, "host"): 20e9}, reason="the copies hung")
