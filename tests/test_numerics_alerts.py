@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from spikeprof.analyzers.overflow import Overflow
 from spikeprof.profiler import numerics_alerts as alerts
@@ -214,3 +216,23 @@ def test_what_an_alert_says(fields: dict[str, Any], text: str) -> None:
 
     common = {"role": "output", "dtype": "float16", "step": 1024, "elements_count": 4096, "limit": 0.0}
     assert alert_text({**common, **fields}) == text
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.lists(st.integers(1, 700), max_size=8))
+def test_however_the_file_grows_the_same_is_told(
+    tmp_path_factory: pytest.TempPathFactory, bad: list[int], cuts: list[int]
+) -> None:
+    folder = tmp_path_factory.mktemp("spool")
+    spool = Spool(folder)
+    for step, count in enumerate(bad):
+        spool.frame([scan(step, order, order, nan=count if order == step % 3 else 0) for order in range(3)])
+    file = spool.stem.with_suffix(records.SUFFIX)
+    data = file.read_bytes()
+    at_once = AlertReader(folder).poll()
+    firsts = {step % 3: step for step in reversed(range(len(bad))) if bad[step]}  # of each module
+    assert [alert.step for alert in at_once] == sorted(firsts.values())
+    reader, found, ends = AlertReader(folder), [], [*sorted(cuts), len(data)]
+    for end in ends:
+        file.write_bytes(data[:end])
+        found += reader.poll()
+    assert found == at_once

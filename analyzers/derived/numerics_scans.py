@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -105,42 +106,56 @@ class Scans:
 
 def scans_of(trace: Trace, fp16_limit: float) -> Scans:
     """The table ``tensor_stats`` in execution order; ``fp16_limit`` is the largest number that fp16 is to hold."""
-    rank, step, order = (ints(trace.column("tensor_stats", name)) for name in ("rank", "step", "order"))
-    sort = np.lexsort((order, step, rank))
-    scanned, how = trace.codes("tensor_stats", "scanned")
+
+    def column(name: str) -> Any:
+        values = trace.column("tensor_stats", name)
+        return values if sort is None else values[sort]
+
+    sort = _execution_order(*(trace.column("tensor_stats", name) for name in ("rank", "step", "order")))
     texts = [trace.codes("tensor_stats", name) for name in ("module", "class_name", "role", "dtype")]
-    (path, paths), (class_name, classes), (role, roles), (dtype, dtypes) = texts
-    tensor, count = group_codes(path[sort], role[sort], dtype[sort])
-    first = sort[first_of_groups(tensor, count)]
-    tensors = tuple(
-        Tensor(paths[path[row]], classes[class_name[row]], roles[role[row]], dtypes[dtype[row]]) for row in first
+    (path, paths), (class_name, classes), (role, roles), (dtype, dtypes) = (
+        (codes if sort is None else codes[sort], labels) for codes, labels in texts
     )
-
-    def counts(name: str) -> Ints:
-        return ints(trace.column("tensor_stats", f"{name}_count"))[sort]
-
-    def magnitudes(name: str) -> Floats:
-        values = np.asarray(trace.column("tensor_stats", name), np.float64)[sort]
-        return np.where((values >= 0) & np.isfinite(values), values, np.nan)
-
+    scanned, how = trace.codes("tensor_stats", "scanned")
+    changed = np.isin(scanned, [at for at, text in enumerate(how) if text == "changed"])
+    tensor, count = group_codes(path, role, dtype)
+    tensors = tuple(
+        Tensor(paths[path[row]], classes[class_name[row]], roles[role[row]], dtypes[dtype[row]])
+        for row in first_of_groups(tensor, count)
+    )
     return Scans(
-        rank=rank[sort],
-        step=step[sort],
-        order=order[sort],
+        rank=ints(column("rank")),
+        step=ints(column("step")),
+        order=ints(column("order")),
         tensor=tensor,
-        elements=counts("elements"),
-        nan=counts("nan"),
-        inf=counts("inf"),
-        subnormal=counts("subnormal"),
-        zero=counts("zero"),
-        saturated=counts("saturated"),
-        first_bad=ints(trace.column("tensor_stats", "first_bad_index"))[sort],
-        amax=magnitudes("amax_value"),
-        smallest=magnitudes("smallest_value"),
+        elements=column("elements_count"),
+        nan=column("nan_count"),
+        inf=column("inf_count"),
+        subnormal=column("subnormal_count"),
+        zero=column("zero_count"),
+        saturated=column("saturated_count"),
+        first_bad=column("first_bad_index"),
+        amax=_magnitudes(column("amax_value")),
+        smallest=_magnitudes(column("smallest_value")),
         limit=limits([one.dtype for one in tensors], fp16_limit)[tensor],
-        changed=np.isin(scanned[sort], [at for at, text in enumerate(how) if text == "changed"]),
+        changed=changed if sort is None else changed[sort],
         tensors=tensors,
     )
+
+
+def _execution_order(rank: Integers, step: Integers, order: Integers) -> Ints | None:
+    """The order by process, step and order; None where the rows are in it already, so that nothing need be copied."""
+    later = np.diff(order) >= 0
+    for key in (step, rank):
+        change = np.diff(key)
+        later = (change > 0) | ((change == 0) & later)
+    return None if later.all() else np.lexsort((order, step, rank))
+
+
+def _magnitudes(values: Floats) -> Floats:
+    """As they are, NaN for what is none."""
+    wrong = ~((values >= 0) & np.isfinite(values))
+    return np.where(wrong, np.nan, values) if wrong.any() else values
 
 
 @dataclass(frozen=True, slots=True)
