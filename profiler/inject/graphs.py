@@ -8,10 +8,12 @@ are on in the windows of windows.py.
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 
 from . import cbids, cupti
 from .events import Clock, RLock, get_ident
+from .interrupts import hold_garbage
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -121,6 +123,7 @@ class Subscription:
             self._agent.spool.event(ev="refused", what={"callbacks of some launches": str(refused)})
 
     def _called(self, _user: int | None, domain: int, cbid: int, data: int) -> None:
+        collects = hold_garbage()
         try:
             if domain == cupti.DOMAIN_RESOURCE:
                 self._node(cbid, data, sys._getframe().f_back)
@@ -132,6 +135,9 @@ class Subscription:
         except BaseException as error:
             if not self._agent.interrupts.owe(error):
                 self._agent.spool.event(ev="fault", where="graphs", text=str(error))
+        finally:
+            if collects:
+                gc.enable()
 
     def _node(self, cbid: int, data: int, frame: FrameType | None) -> None:
         graph = _GraphData.from_address(_ResourceData.from_address(data).descriptor)

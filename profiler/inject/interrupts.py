@@ -9,6 +9,7 @@ do: threads change over where C code calls back, so it would hit the next callba
 
 from __future__ import annotations
 
+import gc
 import sys
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -55,6 +56,14 @@ class Interrupts:
         owed, self._owed = self._owed, None
         if owed is not None:
             raise owed
+
+
+def hold_garbage() -> bool:
+    """Collect no garbage of the program's in a callback: it may call CUDA to go. True = ``gc.enable`` must follow."""
+    collects = gc.isenabled()
+    if collects:
+        gc.disable()
+    return collects
 
 
 def is_ours(error: BaseException) -> bool:

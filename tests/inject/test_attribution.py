@@ -262,6 +262,37 @@ def test_exceptions_pass_and_their_tracebacks_are_the_programs(lab: Lab) -> None
     assert events.faults == []
 
 
+def test_no_garbage_is_collected_in_the_middle_of_a_launch(lab: Lab) -> None:
+    events = run(
+        lab,
+        """
+        import gc, sys
+        gc.set_threshold(1)
+        inside = []
+        def collected(phase, _):
+            frame = sys._getframe()
+            while frame is not None:
+                if frame.f_code.co_name in ("_note", "place", "index", "node_created", "_node"):
+                    inside.append(frame.f_code.co_name)
+                frame = frame.f_back
+        torch.cuda._lazy_init()
+        time.sleep(0.2)
+        gc.callbacks.append(collected)
+        for _ in range(50):
+            step(1)
+            fakegpu.capture(3)
+        gc.callbacks.clear()
+        assert not inside, set(inside)
+        assert gc.isenabled()
+        gc.disable()
+        step(100)
+        assert not gc.isenabled()
+        """,
+        attribute_steps=50,
+    )
+    assert events.owners() == times(51)
+
+
 def test_launches_of_many_threads(lab: Lab) -> None:
     events = run(
         lab,
