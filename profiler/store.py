@@ -98,6 +98,15 @@ def open_table(folder: Path, name: str) -> Iterator[pq.ParquetWriter]:
         yield writer
 
 
+def remove_table(folder: Path, name: str) -> None:
+    """Take a table away, if it is there. Raises OutputError."""
+    path = folder / f"{name}.parquet"
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot remove {path}: {error.strerror}") from error
+
+
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest last: a folder without one is not a trace yet. Raises OutputError."""
     data = msgspec.json.encode(_File(FORMAT_NAME, SCHEMA_VERSION, manifest))

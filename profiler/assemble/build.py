@@ -17,6 +17,7 @@ from spikeprof.profiler.assemble.layouts import layout_for
 from spikeprof.profiler.assemble.names import demangle
 from spikeprof.profiler.assemble.records import Batch, batches
 from spikeprof.profiler.assemble.spool import ProcessSpool, read_processes
+from spikeprof.profiler.errors import OutputError
 from spikeprof.profiler.schema import GPU_WORK_TABLES
 from spikeprof.profiler.trace import CollectorNote
 
@@ -85,8 +86,9 @@ def assemble(
             builder.write(folder)
     if traced:
         small.write_tables(folder, traced, gpus, t0_unix_ns, tally.end_ns)
-    ownership = owners.write_owners(folder, traced, t0_unix_ns)
-    scanned = numerics.write_stats(folder, [(p.rank, p.stem, p.numerics) for p in traced], t0_unix_ns)
+    ownership = _optional(folder, owners.WRITTEN, "joined", lambda: owners.write_owners(folder, traced, t0_unix_ns))
+    scans = [(p.rank, p.stem, p.numerics) for p in traced]
+    scanned = _optional(folder, ("tensor_stats",), "read", lambda: numerics.write_stats(folder, scans, t0_unix_ns))
     store.write_table(folder, "processes", small.process_table(processes))
     notes = [*undecoded.values(), *small.notes_of(processes)]
     if tally.unnamed:
@@ -102,6 +104,20 @@ def assemble(
         ownership=ownership,
         numerics=scanned,
     )
+
+
+def _optional(
+    folder: Path, tables: Sequence[str], done: str, write: Callable[[], CollectorNote | None]
+) -> CollectorNote | None:
+    """What ``write`` answers. A fault of it costs nothing but its own tables; raises OutputError."""
+    try:
+        return write()
+    except OutputError:
+        raise
+    except Exception as error:
+        for name in tables:
+            store.remove_table(folder, name)
+        return CollectorNote("refused", f"could not be {done}: {type(error).__name__}: {error}")
 
 
 def _undecoded(process: ProcessSpool) -> str:

@@ -26,6 +26,9 @@ from spikeprof.profiler.trace import CollectorNote
 
 Ints = npt.NDArray[np.int64]
 
+#: What ``write_owners`` writes.
+WRITTEN = ("modules", "stacks", "ops", "origins", "kernel_owners")
+
 #: Clones of clones are followed so far.
 _MOST_CLONINGS = 16
 

@@ -12,11 +12,12 @@ from assemble.spools import T0, events, frame, record, work, write
 
 from spikeprof.profiler import store
 from spikeprof.profiler.assemble import layouts as lay
+from spikeprof.profiler.assemble import numerics
 from spikeprof.profiler.assemble import records as rec
 from spikeprof.profiler.assemble.build import EVENT_TABLES, Assembly, assemble
 from spikeprof.profiler.errors import OutputError
 from spikeprof.profiler.schema import TABLES
-from spikeprof.profiler.trace import Manifest, Trace
+from spikeprof.profiler.trace import CollectorNote, Manifest, Trace
 
 GPU_A, GPU_B = (uuid.UUID(int=n) for n in (1, 2))
 
@@ -531,3 +532,19 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="cannot write"):
         assemble(tmp_path / "spool", tmp_path / "not there", T0)
     assert (tmp_path / "spool" / f"41-{T0}.act").exists()
+
+
+def test_scans_that_cannot_be_read_cost_no_more_than_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(folder: Path, *_: object) -> None:
+        (folder / "tensor_stats.parquet").write_bytes(b"half")
+        raise ValueError("a record of another version")
+
+    monkeypatch.setattr(numerics, "write_stats", fails)
+    write(tmp_path / "spool", frames=[])
+    out = store.create_folder(tmp_path / "trace")
+    note = assemble(tmp_path / "spool", out, T0).numerics
+    assert note == CollectorNote("refused", "could not be read: ValueError: a record of another version")
+    assert not (out / "tensor_stats.parquet").exists()
+    assert (out / "processes.parquet").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -295,6 +296,21 @@ def test_damaged_and_odd_lines_cost_nothing_but_themselves(tmp_path: Path) -> No
     assert trace.table("modules").column("parent_id").to_pylist() == [-1, 0, 0, -1, -1]
     assert assembly.processes[0].damaged_lines == 3
     assert "ops" not in trace  # the one that there was ends before it begins
+
+
+def test_what_cannot_be_joined_costs_no_more_than_the_owners(tmp_path: Path) -> None:
+    # A line that no table holds is met only when the modules are written already.
+    damaged = event("stacks", stacks=[[3, [[MODEL, 2**40, "forward"]]]])
+    seen = event("launches", launches=[launch(11, 1, 3, 420)])
+    assembly, trace, owners = built(tmp_path, [kernel(1000, 1000, 11)], damaged, seen)
+    note = assembly.ownership
+    assert note is not None
+    assert note.state == "refused"
+    assert re.fullmatch(r"could not be joined: (ArrowInvalid|OverflowError): .+", note.reason)
+    assert owners == []
+    assert not {"modules", "stacks", "ops", "origins", "kernel_owners"} & set(trace.tables)
+    assert trace.table("kernels").num_rows == assembly.kernels_count == 1
+    assert {"processes", "windows"} <= set(trace.tables)  # written after them, and before
 
 
 def test_older_spools_without_any_of_this_are_read(tmp_path: Path) -> None:
