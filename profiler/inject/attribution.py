@@ -201,7 +201,7 @@ class Attribution:
         if self._agent.compiler_used and not self._ended:
             self._watch_compilations(True)
         window = self.windows.current
-        if window.by_clock if window is not None else self._operators.threads:
+        if self._operators.stale or (window.by_clock if window is not None else self._operators.threads):
             self._ask_main_thread()
         self.windows.write()
 
@@ -213,7 +213,7 @@ class Attribution:
             self._waiting = ctypes.pythonapi.Py_AddPendingCall(self._asked, None) == 0
 
     def _on_main_thread(self, _unused: int | None) -> int:
-        """Between two steps of the interpreter: begin or end the operators of a window that no step began."""
+        """Between two steps of the interpreter: begin, renew or end the operators of this thread."""
         try:
             self._waiting = False
             window = self.windows.current
@@ -223,6 +223,7 @@ class Attribution:
                 self._operators.end()
             elif window.by_clock and not window.over and not self._compiling:
                 self._operators.begin()
+            self._operators.renew()
         except BaseException as error:
             self._agent.interrupts.owe(error)
         return 0

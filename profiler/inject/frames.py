@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 STACK_FRAMES_MAX = 32
 
 #: Different stacks that get a number; what comes beyond has none.
-STACKS_MAX = 20_000
+STACKS_MAX = 8_000
 
 #: Code objects known at a time: a program may make new ones for ever.
 _CODES_MAX = 20_000

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 #: Operators written in a process's life; the rest are counted.
 OPERATORS_MAX = 200_000
 
+#: A session is begun anew after this long: a program may call many operators that launch nothing, and all are kept.
+RENEW_SECONDS = 1.0
+
 _MARK = "spikeprof clock"
 _MARKS = 5
 
@@ -82,6 +85,19 @@ class Operators:
             except Exception as error:
                 self.refused = "%s: %s" % (type(error).__name__, error)
 
+    @property
+    def stale(self) -> bool:
+        """Whether a session should be begun anew."""
+        limit = Clock.monotonic() - RENEW_SECONDS
+        return any(session.since < limit for session in list(self._running.values()))
+
+    def renew(self) -> None:
+        """Begin this thread's session anew if it is old; operators that are under way are lost."""
+        session = self._running.get(get_ident())
+        if session is not None and session.since < Clock.monotonic() - RENEW_SECONDS:
+            self.end()
+            self.begin()
+
     def launched(self, thread: int, at: int) -> None:
         """Something was launched by this thread, or put into a graph."""
         session = self._running.get(thread)
@@ -110,10 +126,10 @@ class Operators:
 
 
 class _Session:
-    __slots__ = ("launches", "marks", "thread")
+    __slots__ = ("launches", "marks", "since", "thread")
 
     def __init__(self, thread: int) -> None:
-        self.thread = thread
+        self.thread, self.since = thread, Clock.monotonic()
         self.marks: list[tuple[int, int]] = []  # our clock before and after each
         self.launches: list[int] = []  # our clock, in order
 

@@ -222,6 +222,29 @@ def test_operators_of_one_launch_from_outermost_to_innermost() -> None:
     assert rows[0][1] <= rows[1][1] <= rows[1][2] <= rows[0][2]
 
 
+def test_a_session_is_begun_anew_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Operators()
+    monkeypatch.setattr(operators, "RENEW_SECONDS", 3600)
+    assert found.begin()
+    assert not found.stale
+    first = found._running[threading.get_ident()]
+    found.renew()
+    assert found._running[threading.get_ident()] is first
+    monkeypatch.setattr(operators, "RENEW_SECONDS", -1)
+    assert found.stale
+    for _ in range(3):
+        torch.ones(3)
+        found.renew()
+        assert found._ended == []  # nothing was launched: nothing is kept
+    assert found._running[threading.get_ident()] is not first
+    begin = Clock.unix_ns()
+    torch.relu(torch.ones(100_000))
+    found.launched(threading.get_ident(), (begin + Clock.unix_ns()) // 2)
+    found.renew()
+    found.end()
+    assert {row[0] for row in found.take()} & {"aten::relu", "aten::ones"}
+
+
 def test_where_another_profiler_runs_there_is_none_of_ours() -> None:
     found = Operators()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
