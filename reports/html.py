@@ -20,7 +20,8 @@ from spikeprof.profiler.errors import OutputError
 from spikeprof.reports import figures as fig
 from spikeprof.reports import format as fmt
 from spikeprof.reports import sentences as say
-from spikeprof.reports.html_sections import Chart, Section, about_tables, sections
+from spikeprof.reports.html_parts import Chart, Section
+from spikeprof.reports.html_sections import about_tables, sections
 from spikeprof.reports.kernel_names import printable
 from spikeprof.reports.model import Report
 from spikeprof.reports.output import write_private

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from spikeprof.analyzers.base import Result
 from spikeprof.reports import caches, fusion, idle, steps
@@ -17,6 +17,7 @@ from spikeprof.reports import ownership as own
 from spikeprof.reports import sentences as say
 from spikeprof.reports import topology as links
 from spikeprof.reports.gauges import gauges_figure, throttling
+from spikeprof.reports.html_parts import Chart, Section
 from spikeprof.reports.html_tables import HtmlTable, html_table
 from spikeprof.reports.model import PlainTable, Report, rows
 
@@ -43,40 +44,6 @@ _OWN_SECTIONS = (
 )
 
 
-@dataclass(slots=True)
-class Chart:
-    """One figure of the page."""
-
-    id: str
-    caption: str
-    note: str
-    height: int
-    figure: dict[str, Any]
-
-
-@dataclass(slots=True)
-class Section:
-    """One section of the page: notices, charts, tables, in this order."""
-
-    id: str
-    nav: str
-    title: str
-    count: str = ""
-    lead: str = ""
-    notices: list[str] = field(default_factory=list)
-    charts: list[Chart] = field(default_factory=list)
-    tables: list[HtmlTable] = field(default_factory=list)
-
-    def add(self, *tables: HtmlTable | None) -> None:
-        """Add the tables that there are."""
-        self.tables += [t for t in tables if t is not None]
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to show."""
-        return not (self.notices or self.charts or self.tables)
-
-
 def sections(report: Report, unit: tuple[float, str]) -> list[Section]:
     """All sections of the page in order, empty ones too; ``unit`` is that of time (``figures.time_unit``)."""
     return [
@@ -85,8 +52,8 @@ def sections(report: Report, unit: tuple[float, str]) -> list[Section]:
         _ownership_section(report),
         _kernel_section(report),
         _caches_section(report, unit),
-        _occupancy_section(report),
-        _fusion_section(report),
+        _told(report, "fusion-boundary", Section("occupancy", "Occupancy", "Occupancy and neighbours"), occ),
+        _told(report, "fusion-coverage", Section("fusion", "Fusion", "Fusion"), fusion),
         _numerics_section(report),
         _idle_section(report),
         *_other_sections(report, unit),
@@ -103,6 +70,29 @@ def _of_analyzer(report: Report, analyzer: str, section: Section) -> tuple[Secti
     if result is not None and (text := say.notice(result)):
         section.notices.append(text)
     return section, result
+
+
+class _Words(Protocol):
+    """A module that puts the result of one analyzer into words and tables."""
+
+    def summary(self, result: Result, /) -> str:
+        """Beside the title."""
+
+    def notes(self, result: Result, /) -> list[str]:
+        """Below it."""
+
+    def tables(self, result: Result, /) -> Mapping[str, PlainTable]:
+        """By name of their captions."""
+
+
+def _told(report: Report, analyzer: str, section: Section, words: _Words) -> Section:
+    """The section of an analyzer whose words and tables stand in a module of their own; empty without its result."""
+    section, result = _of_analyzer(report, analyzer, section)
+    if result is not None:
+        section.count = words.summary(result)
+        section.lead = " ".join(words.notes(result))
+        section.add(*(html_table(name, table) for name, table in words.tables(result).items()))
+    return section
 
 
 def _chart(name: str, figure: dict[str, Any] | None) -> list[Chart]:
@@ -152,15 +142,38 @@ def _shaded(report: Report, charts: list[Chart], unit: tuple[float, str]) -> str
 
 
 def _steps_section(report: Report, unit: tuple[float, str]) -> Section:
-    section, result = _of_analyzer(report, "steps", Section("steps", "Steps", "Steps"))
-    if result is None:
-        return section
-    section.count = steps.summary(result)
-    section.lead = " ".join(steps.notes(result))
-    section.charts = _chart("step-durations", steps.figure(result, unit))
-    _shaded(report, section.charts, unit)
-    for name, table in steps.tables(result).items():
-        section.add(html_table(name, table))
+    section = _told(report, "steps", Section("steps", "Steps", "Steps"), steps)
+    if result := report.result("steps"):
+        section.charts = _chart("step-durations", steps.figure(result, unit))
+        _shaded(report, section.charts, unit)
+    return section
+
+
+def _ownership_section(report: Report) -> Section:
+    section = _told(report, "ownership", Section("modules", "Modules", "Time by module, operator and line"), own)
+    if result := report.result("ownership"):
+        section.charts = _chart("ownership-icicle", own.figure(result))
+    return section
+
+
+def _caches_section(report: Report, unit: tuple[float, str]) -> Section:
+    section = _told(report, "cache-miss", Section("caches", "Caches and DRAM", "Caches and DRAM"), caches)
+    section.charts = _charts(report.result("cache-miss"), unit, over_time=False)
+    return section
+
+
+def _numerics_section(report: Report) -> Section:
+    section = _told(report, "overflow", Section("numerics", "Numerics", "Numerics"), num)
+    if result := report.result("overflow"):
+        section.charts = _chart("headroom", num.heat_figure(result))
+    return section
+
+
+def _graph_section(report: Report) -> Section:
+    section = _told(report, "model-graph", Section("model-graph", "Model graph", "Model graph"), graphs)
+    if result := report.result("model-graph"):
+        section.charts = _chart("node-heat", graphs.heat_figure(result))
+        section.charts += _chart("live-bytes", graphs.live_figure(result))
     return section
 
 
@@ -186,70 +199,9 @@ def _kernel_section(report: Report) -> Section:
     return section
 
 
-def _ownership_section(report: Report) -> Section:
-    name = "Time by module, operator and line"
-    section, result = _of_analyzer(report, "ownership", Section("modules", "Modules", name))
-    if result is None:
-        return section
-    section.count = own.summary(result)
-    section.lead = " ".join(own.notes(result))
-    section.charts = _chart("ownership-icicle", own.figure(result))
-    section.add(html_table("ownership-modules", own.modules(result)))
-    for caption, table in own.tables(result).items():
-        section.add(html_table(caption, table))
-    return section
-
-
 def _renamed(table: PlainTable, name: str) -> PlainTable:
     """The table with its column ``name`` called after what it names."""
     return {name if column == "name" else column: values for column, values in table.items()}
-
-
-def _caches_section(report: Report, unit: tuple[float, str]) -> Section:
-    section, result = _of_analyzer(report, "cache-miss", Section("caches", "Caches and DRAM", "Caches and DRAM"))
-    if result is None:
-        return section
-    section.count = caches.summary(result)
-    section.charts = _charts(result, unit, over_time=False)
-    section.lead = " ".join(caches.notes(result))
-    for name, table in caches.tables(result).items():
-        section.add(html_table(name, table))
-    return section
-
-
-def _occupancy_section(report: Report) -> Section:
-    name = "Occupancy and neighbours"
-    section, result = _of_analyzer(report, "fusion-boundary", Section("occupancy", "Occupancy", name))
-    if result is None:
-        return section
-    section.count = occ.summary(result)
-    section.lead = " ".join(occ.notes(result))
-    for caption, table in occ.tables(result).items():
-        section.add(html_table(caption, table))
-    return section
-
-
-def _fusion_section(report: Report) -> Section:
-    section, result = _of_analyzer(report, "fusion-coverage", Section("fusion", "Fusion", "Fusion"))
-    if result is None:
-        return section
-    section.count = fusion.summary(result)
-    section.lead = " ".join(fusion.notes(result))
-    for caption, table in fusion.tables(result).items():
-        section.add(html_table(caption, table))
-    return section
-
-
-def _numerics_section(report: Report) -> Section:
-    section, result = _of_analyzer(report, "overflow", Section("numerics", "Numerics", "Numerics"))
-    if result is None:
-        return section
-    section.count = num.summary(result)
-    section.lead = " ".join(num.notes(result))
-    section.charts = _chart("headroom", num.heat_figure(result))
-    for caption, table in num.tables(result).items():
-        section.add(html_table(caption, table))
-    return section
 
 
 def _idle_section(report: Report) -> Section:
@@ -287,21 +239,6 @@ def _other_sections(report: Report, unit: tuple[float, str]) -> list[Section]:
         section.add(*(html_table(name, t) for name, t in result.tables.items() if name not in drawn))
         sections.append(section)
     return sections
-
-
-def _graph_section(report: Report) -> Section:
-    section, result = _of_analyzer(report, "model-graph", Section("model-graph", "Model graph", "Model graph"))
-    if result is None:
-        return section
-    section.count = graphs.summary(result)
-    section.lead = " ".join(graphs.notes(result))
-    section.charts = [
-        *_chart("node-heat", graphs.heat_figure(result)),
-        *_chart("live-bytes", graphs.live_figure(result)),
-    ]
-    for name, table in graphs.tables(result).items():
-        section.add(html_table(name, table))
-    return section
 
 
 def _links_section(report: Report) -> Section:

@@ -80,12 +80,6 @@ def notes(result: Result) -> list[str]:
     return found
 
 
-def modules(result: Result) -> PlainTable:
-    """The tree of modules."""
-    table = result.tables.get("modules", {})
-    return {name: table[name] for name in _MODULE_COLUMNS} if table.get("module") else {}
-
-
 def main_modules(result: Result, most: int) -> list[dict[str, Any]]:
     """The modules that most time belongs to, with all around them, as rows in the order of the tree."""
     entries = rows(result.tables.get("modules", {}))
@@ -100,7 +94,7 @@ def main_operators(result: Result, most: int) -> list[dict[str, Any]]:
 
 
 def tables(result: Result) -> dict[str, PlainTable]:
-    """What stands in the section below the modules; by name of their captions."""
+    """What stands in the section, by name of its captions."""
     operators, inputs, lines = (dict(result.tables.get(name, {})) for name in ("operators", "inputs", "lines"))
     if not any(operators.get("module", ())):
         operators.pop("module", None)
@@ -112,7 +106,18 @@ def tables(result: Result) -> dict[str, PlainTable]:
     if lines:
         lines["place"] = [f"{file}:{line}" for file, line in zip(lines["file"], lines["line"], strict=True)]
         lines = {n: lines[n] for n in ("place", "function", "launches_count", "total_ns", "gpu_time_share")}
-    return {"ownership-operators": operators, "ownership-inputs": inputs, "ownership-lines": lines}
+    return {
+        "ownership-modules": _modules(result),
+        "ownership-operators": operators,
+        "ownership-inputs": inputs,
+        "ownership-lines": lines,
+    }
+
+
+def _modules(result: Result) -> PlainTable:
+    """The tree of modules."""
+    table = result.tables.get("modules", {})
+    return {name: table[name] for name in _MODULE_COLUMNS} if table.get("module") else {}
 
 
 def shapes(text: str) -> str:

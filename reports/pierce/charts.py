@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from spikeprof.reports import figures as fig
-from spikeprof.reports.html_sections import Chart
+from spikeprof.reports.html_parts import Chart
 from spikeprof.reports.kernel_names import clip
 from spikeprof.reports.pierce import texts
 from spikeprof.reports.pierce.history import History, Incident, Place, Point

@@ -11,7 +11,7 @@ from typing import Any
 from spikeprof.analyzers.cache_pierce.model import Snapshot
 from spikeprof.reports import format as fmt
 from spikeprof.reports.html import render_page
-from spikeprof.reports.html_sections import Section
+from spikeprof.reports.html_parts import Section
 from spikeprof.reports.kernel_names import printable
 from spikeprof.reports.output import write_private
 from spikeprof.reports.pierce import charts, tables, texts
