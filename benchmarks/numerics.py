@@ -128,7 +128,7 @@ def scan_rates(name: str) -> dict[str, float]:
     scanner = scanner_for(tensor.device, Clock, print)
     scanner.begin()
     copy = 2 * SCAN_BYTES / device_ms(lambda: other.copy_(tensor)) / 1e6
-    scan = SCAN_BYTES / device_ms(lambda: scanner.add(tensor, FORMATS[name], 0, None)) / 1e6
+    scan = SCAN_BYTES / device_ms(lambda: scanner.add(tensor, FORMATS[name], 0)) / 1e6
     return {"copy_gb_per_s": copy, "scan_gb_per_s": scan, "scan_ratio": scan / copy}
 
 

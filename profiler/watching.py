@@ -39,7 +39,7 @@ class Watch:
         self._records: deque[bytes] = deque(maxlen=KEPT_MAX)
         self._captures: Captures | None = None
         if numerics is not None:
-            self._captures = Captures(numerics.capture_began, lambda *_: numerics.capture_ends())
+            self._captures = Captures(numerics.capture_began, lambda *_: numerics.flush())
             self._captures.put_in()
 
     def __enter__(self) -> Watch:

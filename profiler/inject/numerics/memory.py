@@ -49,8 +49,8 @@ class Memory:
         self._table, self._shapes, self._finished, self._ring = map(
             _words_of, (self.table, self.shapes, self.finished, self.ring)
         )
-        self._free = array("q", [1]) * rows
-        self._finished[:] = self._free
+        self._finished[:] = array("q", [1]) * rows
+        self._busy = array("q", [0]) * rows
         self._passing, self._lasting = 0, PASSING_ROWS
         self.written = 0  # tickets that the file has, or that are lost
         self._settled = 0  # tickets that were there at the last look
@@ -67,8 +67,7 @@ class Memory:
         if 0 in self._finished[row : row + count].tolist():
             return -1
         self._passing = row + count
-        for each in range(row, row + count):
-            self._finished[each] = 0
+        self._finished[row : row + count] = self._busy[:count]
         return row
 
     def fill(self, row: int, words: "list[int]", shape: "list[int] | None" = None) -> None:
@@ -83,7 +82,7 @@ class Memory:
         """Hand over new records in one or two pieces: those that were there at the last look already, or all."""
         first = self._ring[self.written % RING_RECORDS * RECORD_WORDS] - 1
         if first > self.written:  # lapped; leave some room, as it goes on
-            self.written = first - RING_RECORDS + RING_RECORDS // 8
+            self.written = self._newest(first) - RING_RECORDS + RING_RECORDS // 8
             self._settled = max(self._settled, self.written)
         newest = self._newest(max(self.written, self._settled))
         until = newest if all_of_it else self._settled

@@ -52,7 +52,7 @@ class NumericsPart:
             self._searching = _SEARCH_STEPS
         else:
             self._follow_compiled()
-        self._captures = Captures(numerics.capture_began, lambda *_: numerics.capture_ends())
+        self._captures = Captures(numerics.capture_began, lambda *_: numerics.flush())
         self._captures.put_in()
         self._say(ev="numerics", every=options.numerics_every)
 

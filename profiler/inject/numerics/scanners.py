@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from ..events import Clock
     from .formats import Format
 
-#: Tensors that wait for one launch, bytes that they keep from being freed, and parts of the largest among them.
+#: Tensors that wait for one launch, elements of one of them, and of all: what they keep from being freed.
 WAITING_MAX = 64
-WAITING_BYTES_MAX = 16 << 20
-PARTS_MAX = 32
+WAITING_ITEMS = 1 << 18
+WAITING_ITEMS_MAX = 1 << 22
+
+#: Elements from which on a tensor is long: those that are not should not wait for its many programs.
+LONG_ITEMS = 1 << 15
 
 #: Programs of one large tensor.
 PROGRAMS_MAX = 1056
@@ -65,14 +68,13 @@ class TritonScanner:
             torch, device, kernels.TABLE_WORDS, 2 * kernels.DIMENSIONS, kernels.SCRATCH_WORDS
         )  # fmt: skip
         self._on_gpu = device.type == "cuda"
-        self._index = device.index or 0
-        self._waiting: dict[Format, list[int]] = {}
-        self._versions: dict[Format, list[tuple[Any, Optional[int]]]] = {}
-        self._parts = 1
-        self._count = self._bytes = 0
-        self._stream = 0
+        self.index = device.index or 0
+        #: (place, index, tensor, version, order); the watch appends, and hands them to ``scan``.
+        self.waiting: list[tuple[Any, int, Any, Optional[int], int]] = []
+        self.items = 0  # in what waits
+        self.stream = 0  # of what waits
         self._steps_due = 0
-        self._ready: set[tuple[int, bool]] = set()
+        self._ready: dict[tuple[int, bool], dict[str, Any]] = {}  # compile-time arguments
         self.lost = self.unready = 0
         self.every = 1  # in graphs
         self.now: Callable[[], int] = lambda: 0
@@ -87,8 +89,7 @@ class TritonScanner:
         with torch.inference_mode(False), torch.no_grad():
             tensor = torch.tensor([0.5, -2.0, 0.0], dtype=torch.float16, device=self._device)
         self.begin()
-        self.add(tensor, FORMATS["float16"], 0, None)
-        self.flush()
+        self.add(tensor, FORMATS["float16"], 0)
         if self._on_gpu:
             torch.cuda.synchronize(self._device)
         self.memory.drain(lambda piece: found.append(piece.cast("q").tolist()), all_of_it=True)
@@ -102,92 +103,66 @@ class TritonScanner:
         """Whether launches are captured instead of run."""
         return bool(self._on_gpu and self._torch.cuda.is_current_stream_capturing())
 
-    def add(self, tensor: "Any", form: "Format", tag: int, version: "Optional[int]") -> bool:
-        """Scan it now or soon; True where it waits, and is held until then. Raises Unchecked."""
-        items = tensor.numel()
-        contiguous = tensor.is_contiguous()
-        if contiguous and tensor.data_ptr() % 16 and items:
-            contiguous = False  # loads of 16 bytes need it
-        part = self._kernels.part_items(form, not contiguous)
-        parts = -(-items // part)
-        if not contiguous or parts > PARTS_MAX:
-            shape = None if contiguous else merged(tensor, self._kernels.DIMENSIONS)
-            words = [tensor.data_ptr(), items, tag, records.AT_ONCE]
-            self._on_device(lambda: self._launch(form, not contiguous, words, 1, min(parts, PROGRAMS_MAX), shape))
-            return False
+    def moved(self) -> bool:
+        """Whether the program's current stream is another one than that of what waits."""
+        return bool(self._on_gpu and self._torch._C._cuda_getCurrentRawStream(self.index) != self.stream)
+
+    def take_up(self) -> None:
+        """What waits from now on is of the current stream."""
         if self._on_gpu:
-            stream = self._torch._C._cuda_getCurrentRawStream(self._index)
-            if stream != self._stream:
-                self.flush()
-                self._stream = stream
-        self._waiting.setdefault(form, []).extend((tensor.data_ptr(), items, tag, records.LATER))
-        self._versions.setdefault(form, []).append((tensor, version))
-        self._parts = max(self._parts, parts)
-        self._count += 1
-        self._bytes += items * form.item_bytes
-        return True
+            self.stream = self._torch._C._cuda_getCurrentRawStream(self.index)
 
-    def is_full(self) -> bool:
-        """Whether what waits should be scanned."""
-        return self._count >= WAITING_MAX or self._bytes >= WAITING_BYTES_MAX
+    def add(self, tensor: "Any", form: "Format", tag: int, scanned: int = records.AT_ONCE) -> None:
+        """Scan one tensor in a launch of its own. Raises Unchecked."""
+        items, address = tensor.numel(), tensor.data_ptr()
+        packed = tensor.is_contiguous() and not address % 16  # it is read 16 bytes at a time
+        shape = None if packed else merged(tensor, self._kernels.DIMENSIONS)
+        parts = -(-items // self._kernels.part_items(form, not packed))
+        words = [address, items, tag, scanned]
+        self._on_device(lambda: self._launch(form, not packed, words, min(parts, PROGRAMS_MAX), shape))
 
-    def flush(self) -> None:
-        """Scan what waits."""
-        if not self._count:
-            return
-        waiting, versions, parts = self._waiting, self._versions, self._parts
-        self._forget_waiting()
-        for form, words in waiting.items():
-            for i, (tensor, version) in enumerate(versions[form]):
-                if version is not None and tensor._version != version:
-                    words[4 * i + 3] = records.CHANGED
-        torch = self._torch
+    def scan(self, groups: "list[tuple[Format, list[int]]]") -> None:
+        """Scan what waited, a launch for each group: rows of the table of tensors that lie in memory as they are."""
 
         def launch() -> None:
-            for form, words in waiting.items():
-                self._launch(form, False, words, len(words) // 4, parts, None)
+            for form, words in groups:
+                parts = -(-max(words[1::4]) // self._kernels.part_items(form, False))
+                self._launch(form, False, words, parts, None)
 
-        if self._on_gpu and torch._C._cuda_getCurrentRawStream(self._index) != self._stream:
-            with torch.cuda.stream(torch.cuda.ExternalStream(self._stream, device=self._device)):
+        torch = self._torch
+        if self.moved():
+            with torch.cuda.stream(torch.cuda.ExternalStream(self.stream, device=self._device)):
                 launch()
         else:
             self._on_device(launch)
 
-    def drop(self) -> int:
-        """Give up what waits; how many tensors that are."""
-        count = self._count
-        self._forget_waiting()
-        return count
-
-    def _forget_waiting(self) -> None:
-        self._waiting, self._versions = {}, {}
-        self._parts, self._count, self._bytes = 1, 0, 0
-
     def _on_device(self, launch: "Callable[[], None]") -> None:
-        if not self._on_gpu or self._torch.cuda.current_device() == self._index:
+        if not self._on_gpu or self._torch.cuda.current_device() == self.index:
             launch()
         else:
-            with self._torch.cuda.device(self._index):
+            with self._torch.cuda.device(self.index):
                 launch()
 
     def _launch(
-        self, form: "Format", strided: bool, words: "list[int]", count: int, parts: int, shape: "Optional[list[int]]"
+        self, form: "Format", strided: bool, words: "list[int]", parts: int, shape: "Optional[list[int]]"
     ) -> None:
-        capturing = self.capturing()
-        key = (form.number, strided)
-        if key not in self._ready:
-            if capturing:  # compiled and loaded then, the kernel might end the capture
-                self.unready += count
-                return
-            self._ready.add(key)
+        capturing, count = self.capturing(), len(words) // 4
+        ready = self._ready.get((form.number, strided))
+        if ready is not None:
+            self._start(ready, words, count, parts, shape, capturing)
+        elif capturing:  # compiled and loaded then, the kernel might end the capture
+            self.unready += count
+        else:
+            ready = self._ready[form.number, strided] = {
+                **self._kernels.constants(form, strided), "RING": RING_RECORDS, "CLOCK": self._on_gpu,
+                "num_warps": self._kernels.WARPS,
+            }  # fmt: skip
             with warnings.catch_warnings():  # of the compiler, on the program's standard error
                 warnings.simplefilter("ignore")
-                self._start(form, strided, words, count, parts, shape, capturing)
-            return
-        self._start(form, strided, words, count, parts, shape, capturing)
+                self._start(ready, words, count, parts, shape, False)
 
     def _start(
-        self, form: "Format", strided: bool, words: "list[int]", count: int, parts: int, shape: "Optional[list[int]]",
+        self, constants: "dict[str, Any]", words: "list[int]", count: int, parts: int, shape: "Optional[list[int]]",
         capturing: bool,
     ) -> None:  # fmt: skip
         memory = self.memory
@@ -198,11 +173,9 @@ class TritonScanner:
         memory.fill(row, words, shape)
         if self._steps_due:
             self._count_steps(capturing)
-        arguments = {"RING": RING_RECORDS, "CLOCK": self._on_gpu, "num_warps": self._kernels.WARPS}
         self._kernels.spikeprof_numerics_scan[(count, max(parts, 1))](
             memory.table, memory.shapes, memory.finished, memory.ring, memory.state, memory.scratch,
-            row, self.every if capturing else 1, 0 if self._on_gpu else self.now(),
-            **arguments, **self._constants(form, strided),
+            row, self.every if capturing else 1, 0 if self._on_gpu else self.now(), **constants,
         )  # fmt: skip
 
     def _count_steps(self, capturing: bool) -> None:
@@ -210,10 +183,6 @@ class TritonScanner:
         steps = 1 if capturing else self._steps_due
         self._kernels.spikeprof_numerics_step[(1,)](self.memory.state, steps, num_warps=1)
         self._steps_due -= steps
-
-    def _constants(self, form: "Format", strided: bool) -> "dict[str, int]":
-        made: dict[str, int] = self._kernels.constants(form, strided)
-        return made
 
 
 class TorchScanner:
@@ -234,8 +203,8 @@ class TorchScanner:
         """Whether launches are captured instead of run."""
         return bool(self._on_gpu and self._torch.cuda.is_current_stream_capturing())
 
-    def add(self, tensor: "Any", form: "Format", tag: int, version: "Optional[int]") -> bool:
-        """Scan it now; False, as it is not held. Raises Unchecked."""
+    def add(self, tensor: "Any", form: "Format", tag: int, scanned: int = records.AT_ONCE) -> None:
+        """Scan one tensor. Raises Unchecked."""
         if self.capturing():
             raise Unchecked("in a CUDA graph, and Triton is missing")
         elements = tensor.numel() * (2 if form.kind == NIBBLES else 1)
@@ -252,18 +221,6 @@ class TorchScanner:
                 done.record()
                 self._pending.append((done, values, self._step, tag, self._clock.unix_ns(), elements))
         self._settle(wait=False)
-        return False
-
-    def is_full(self) -> bool:
-        """Nothing waits."""
-        return False
-
-    def flush(self) -> None:
-        """Nothing waits."""
-
-    def drop(self) -> int:
-        """Nothing waits."""
-        return 0
 
     def take(self, all_of_it: bool) -> bytes:
         """The records made since the last time."""

@@ -37,8 +37,7 @@ def scan_all(scanner: TritonScanner, tensors: list[tuple[Any, Format]]) -> list[
     """Statistics of tensors that are scanned in one step, in their order."""
     scanner.begin()
     for order, (tensor, form) in enumerate(tensors):
-        scanner.add(tensor, form, order << 32 | form.number << 24, None)
-    scanner.flush()
+        scanner.add(tensor, form, order << 32 | form.number << 24)
     if tensors[0][0].is_cuda:
         torch.cuda.synchronize()
     pieces: list[bytes] = []

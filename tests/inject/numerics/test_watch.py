@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import spikeprof
-from spikeprof.profiler.inject.numerics import scanners, watch
+from spikeprof.profiler.inject.numerics import looks, scanners
 from spikeprof.profiler.watching import Watch
 
 
@@ -26,7 +26,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "triton":
         kernels: ModuleType = request.getfixturevalue("kernels")
         make = lambda device, clock, note: scanners.TritonScanner(torch, device, kernels)  # noqa: E731
-        monkeypatch.setattr(watch, "scanner_for", make)
+        monkeypatch.setattr(looks, "scanner_for", make)
     return str(request.param)
 
 
@@ -64,7 +64,7 @@ def test_an_output_that_parents_hand_on_is_scanned_once(way: str) -> None:
     model = nn.Sequential(nn.Sequential(nn.Identity(), Scaled(2.0)), nn.Identity(), nn.Dropout(0.5)).eval()
     with spikeprof.watch(model) as watched, torch.inference_mode():
         model(torch.ones(4))
-    assert modules_of(watched) == ["0.0", "0.1"]  # an Identity's own input is not an output seen before
+    assert modules_of(watched) == ["0.1"]  # what an Identity hands on is its input
 
 
 def test_a_module_that_writes_into_its_input_is_told_from_the_one_before(way: str) -> None:
@@ -88,7 +88,7 @@ def test_what_was_written_again_before_its_scan_is_told(kernels: ModuleType, mon
             return made * 2
 
     make = lambda device, clock, note: scanners.TritonScanner(torch, device, kernels)  # noqa: E731
-    monkeypatch.setattr(watch, "scanner_for", make)
+    monkeypatch.setattr(looks, "scanner_for", make)
     model = Adds()
     with spikeprof.watch(model) as watched, torch.no_grad():
         model(torch.ones(3))
@@ -205,7 +205,7 @@ def test_a_fault_of_ours_ends_the_watch_and_is_told(monkeypatch: pytest.MonkeyPa
     def broken(*_: Any) -> Any:
         raise RuntimeError("of ours")
 
-    monkeypatch.setattr(watch, "scanner_for", broken)
+    monkeypatch.setattr(looks, "scanner_for", broken)
     model = nn.Sequential(Scaled(2.0))
     watched = spikeprof.watch(model)
     assert model(torch.ones(1)).item() == 2.0
