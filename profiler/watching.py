@@ -138,11 +138,11 @@ def watch(model: Any, *, every: int = 1, modules: Sequence[str] = ("*",), roles:
     if unknown or every < 1:
         raise ValueError(f"roles can be {', '.join(ROLES)}, every a number from 1: not {unknown or every}")
     if "_spikeprof" in sys.modules:
-        try:
-            from _spikeprof.numerics.part import watch_here  # type: ignore[import-not-found]
-        except ImportError:  # an agent older than this package
-            return Watch(None, [])
-        watch_here(model, every, tuple(modules), tuple(roles))
+        from _spikeprof.hooks import the_agent  # type: ignore[import-not-found]
+
+        agent = the_agent()
+        if hasattr(agent, "watch_model"):  # an agent older than this package has none
+            agent.watch_model(model, every, tuple(modules), tuple(roles))
         return Watch(None, [])
     told: list[dict[str, Any]] = []
     numerics = Numerics(lambda **event: told.append(event), every, tuple(modules), tuple(roles))

@@ -2,14 +2,15 @@
 
 ::
 
-    part.py          the agent's side: when to watch, the file of records
-      └ watch.py     models, their modules, outputs on their way to a scanner
-          └ scanners.py   one for each device: waits, launches
-              ├ scan_triton.py  the kernels; loaded only where the program has torch and Triton
-              ├ scan_torch.py   the same numbers from torch operators
-              ├ memory.py       what a GPU and the agent's thread share
-              ├ formats.py      number formats as integer limits
-              └ records.py      sixteen words for each tensor scanned
+    part.py              the agent's side: when to watch, the file of records
+      └ watch.py         models, their modules, the hooks in them
+          └ looks.py     tensors on their way to a scanner: which wait, which are the same
+              └ scanners.py       one for each device: launches
+                  ├ scan_triton.py  the kernels; loaded only where the program has torch and Triton
+                  ├ scan_torch.py   the same numbers from torch operators
+                  ├ memory.py       what a GPU and the agent's thread share
+                  ├ formats.py      number formats as integer limits
+                  └ records.py      sixteen words for each tensor scanned
 
 Of every tensor: the largest finite magnitude, the smallest that is not zero, counts of NaN, infinite, subnormal, zero
 and saturated elements, the index of the first bad one. Nothing waits for the device, and no value comes to the host by

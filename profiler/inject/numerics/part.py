@@ -161,10 +161,3 @@ class NumericsPart:
             self._over = True
             self._say(ev="note", text="numerics could not be written: %s" % os.strerror(error.errno or 0))
             self._take_out()
-
-
-def watch_here(model: Any, every: int, patterns: tuple[str, ...], roles: tuple[str, ...]) -> None:
-    """Watch a model in a process that is recorded: what ``spikeprof.watch`` comes to."""
-    from ..hooks import the_agent
-
-    the_agent().watch_model(model, every, patterns, roles)
