@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from paths import ROOT
+
+pytest.importorskip("torch", reason="torch is not installed (the extra `kernels`)")
+
+
+def test_what_is_said_of_ten_faults() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "numerics_faults.py"), "--device", "cpu", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    found = {fault: said["spikeprof"] for fault, said in report["found"].items()}
+    assert len(found) == 10
+    assert [fault for fault, said in found.items() if said != "found"] == ["NaN in a gradient, none in forward"]
+    assert report["sound_model"]["spikeprof"] == []
+    assert report["cost_ratio"]["spikeprof"] > 0
