@@ -46,8 +46,9 @@ import numpy as np
 from spikeprof.analyzers.base import Evidence, Figure, Finding, Info, Metric, Result, Rule, Saving
 from spikeprof.analyzers.derived.icicle import icicle
 from spikeprof.analyzers.derived.intervals import Bools, Ints, ints
+from spikeprof.analyzers.derived.kernel_origins import MATCHES
 from spikeprof.analyzers.derived.module_tree import ModuleTree, module_tree
-from spikeprof.analyzers.derived.owned import MATCHES, owned
+from spikeprof.analyzers.derived.owned import owned
 from spikeprof.analyzers.derived.owned_tables import (
     Columns,
     Study,

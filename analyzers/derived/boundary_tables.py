@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from spikeprof.analyzers.base import Metric
+from spikeprof.analyzers.derived.cells import numbers
 from spikeprof.analyzers.derived.counters import BOUNDS, SHAPE, Estimate, Floats
 from spikeprof.analyzers.derived.intervals import Bools, Integers, Ints
 from spikeprof.analyzers.derived.launch_shapes import Activity, HeldWarps, Launches
@@ -90,14 +91,14 @@ def class_table(study: Study, most: int) -> Columns:
         "block_warps_count": whole(occupied.block_warps),
         "active_blocks_count": whole(occupied.blocks),
         "active_warps_count": whole(occupied.warps),
-        "occupancy_share": plain(study.occupancy_share[rows]),
+        "occupancy_share": numbers(study.occupancy_share[rows]),
         "limiter": ["+".join(occupied.limiters(i)) for i in rows.tolist()],
         "carve_out_bytes": whole(occupied.carve_out_bytes),
-        "waves_ratio": plain(waves.waves[rows]),
-        "tail_share": plain(waves.tail_share[rows]),
-        "expected_sm_active_share": plain(waves.active_sms_share[rows]),
+        "waves_ratio": numbers(waves.waves[rows]),
+        "tail_share": numbers(waves.tail_share[rows]),
+        "expected_sm_active_share": numbers(waves.active_sms_share[rows]),
         **_estimated("sm_active_share", study.activity.sm_active, rows),
-        "warps_per_sm_count": plain(waves.warps[rows]),
+        "warps_per_sm_count": numbers(waves.warps[rows]),
         **_estimated("instructions_per_cycle_ratio", study.activity.per_cycle, rows),
         **_estimated("utilisation_ratio", study.utilisation, rows),
         "unknown": [_why(occupied, i) for i in rows.tolist()],
@@ -126,12 +127,12 @@ def pair_table(study: Study, often: Bools, most: int) -> Columns:
         "gap_ns": pairs.gap_ns[rows].tolist(),
         "verdict": [VERDICTS[i] for i in made.verdict[rows].tolist()],
         "lacking": ["+".join(made.lacks(i)) for i in rows.tolist()],
-        "thread_registers_share": plain(made.occupied.thread_registers_share[rows]),
-        "block_registers_share": plain(made.occupied.registers_share[rows]),
+        "thread_registers_share": numbers(made.occupied.thread_registers_share[rows]),
+        "block_registers_share": numbers(made.occupied.registers_share[rows]),
         "shared_sum_bytes": made.shared_sum_bytes[rows].tolist(),
         "shared_max_bytes": made.shared_max_bytes[rows].tolist(),
-        "alone_occupancy_share": plain(made.alone_share[rows]),
-        "fused_occupancy_share": plain(np.where(known, made.occupied.share[rows], np.nan)),
+        "alone_occupancy_share": numbers(made.alone_share[rows]),
+        "fused_occupancy_share": numbers(np.where(known, made.occupied.share[rows], np.nan)),
     }
 
 
@@ -140,14 +141,9 @@ def _estimated(name: str, of: Estimate, rows: Ints) -> Columns:
     if not np.isfinite(of.value[rows]).any():
         return {}
     return {
-        name if bound == "value" else f"{bound}_{name}": plain(part[rows])
+        name if bound == "value" else f"{bound}_{name}": numbers(part[rows])
         for bound, part in zip(BOUNDS, of, strict=True)
     }
-
-
-def plain(values: Floats) -> list[float | None]:
-    """As a column: None for what is not known."""
-    return [float(v) if np.isfinite(v) else None for v in values.tolist()]
 
 
 # ---------------------------------------------------------------- metrics

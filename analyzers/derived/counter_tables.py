@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from spikeprof.analyzers.base import Metric
+from spikeprof.analyzers.derived.cells import numbers
 from spikeprof.analyzers.derived.counter_balance import Balance
 from spikeprof.analyzers.derived.counters import BOUNDS, Classes, Counted, Estimate, Floats, Peaks
 from spikeprof.analyzers.derived.intervals import Ints, total, union
@@ -91,7 +92,7 @@ def _numbers(counted: Counted, use: MemoryUse, rows: Ints) -> Columns:
     for name, estimate in _estimates(counted, use):
         if np.isfinite(estimate.value[rows]).any():
             for bound, part in zip(BOUNDS, estimate, strict=True):
-                table[name if bound == "value" else f"{bound}_{name}"] = _plain(part[rows])
+                table[name if bound == "value" else f"{bound}_{name}"] = numbers(part[rows])
     return table
 
 
@@ -112,9 +113,9 @@ def matrix(classes: Classes, use: MemoryUse, most: int) -> Columns:
         for column, values in which.items():
             table[column] += values
         table["metric"] += [name] * len(rows)
-        table["scaled_share"] += _plain(np.clip(shown.value / largest, 0, 1))
+        table["scaled_share"] += numbers(np.clip(shown.value / largest, 0, 1))
         for bound, part in zip(BOUNDS, shown, strict=True):
-            table[bound] += _plain(part)
+            table[bound] += numbers(part)
     return table
 
 
@@ -173,12 +174,8 @@ def memory_roof(classes: Classes, use: MemoryUse, most: int) -> Columns:
             *(use.dram_read.value[rows] / seconds).tolist(),
             *(use.dram_written.value[rows] / seconds).tolist(),
         ],
-        "dram_peak_bytes_per_s": _plain(use.peak[rows]) * 2,
+        "dram_peak_bytes_per_s": numbers(use.peak[rows]) * 2,
     }
-
-
-def _plain(values: Floats) -> list[float | None]:
-    return [float(v) if np.isfinite(v) else None for v in values.tolist()]
 
 
 # ---------------------------------------------------------------- metrics

@@ -7,16 +7,16 @@ for one along the last dimension. Where neither counters nor an operator of know
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from spikeprof.analyzers.derived.cells import json_list
 from spikeprof.analyzers.derived.counters import Estimate, Floats, kernel_classes
 from spikeprof.analyzers.derived.intervals import Bools, Ints, ints
 from spikeprof.analyzers.derived.kernel_families import Work, of_operator
@@ -105,26 +105,6 @@ class Moved(NamedTuple):
     in_elements: bool = False
 
 
-def owners_of(trace: Trace) -> Ints:
-    """The row of ``origins`` of each row of ``kernels``; -1 = not known, or no such table."""
-    kernel_id = trace.column("kernels", "kernel_id")
-    owner = np.full(len(kernel_id), -1, np.int64)
-    if "kernel_owners" not in trace or "origins" not in trace or not trace.table("origins").num_rows:
-        return owner
-    known, origin = trace.column("kernel_owners", "kernel_id"), trace.column("kernel_owners", "origin_id")
-    if not len(known):
-        return owner
-    place = np.minimum(np.searchsorted(known, kernel_id), len(known) - 1)
-    found = (known[place] == kernel_id) & (origin[place] < trace.table("origins").num_rows)
-    owner[found] = origin[place[found]]
-    return owner
-
-
-def operators(trace: Trace) -> list[str]:
-    """The operator of each row of ``origins``, empty where it is not known."""
-    return [name or "" for name in trace.table("origins").column("op").to_pylist()]
-
-
 def _modelled(trace: Trace, of: Launches, owners: Ints, work: Sequence[Work]) -> Floats:
     """[read or written, class]: means over the launches whose operator's traffic is known; NaN where there are none."""
     table = trace.table("origins").select(["op", "input_shapes", "input_dtypes"]).to_pydict()
@@ -207,8 +187,8 @@ def _result(
 def _inputs(shapes: str, dtypes: str) -> list[tuple[int, int | None]]:
     """(elements, bytes of an element or None) of each input that is a tensor, lists of tensors taken apart."""
     found: list[tuple[int, int | None]] = []
-    names = _json_list(dtypes)
-    for number, shape in enumerate(_json_list(shapes)):
+    names = json_list(dtypes) or []
+    for number, shape in enumerate(json_list(shapes) or []):
         size = _ELEMENT_BYTES.get(str(names[number])) if number < len(names) else None
         for one in _tensors(shape):
             found.append((prod(one), size))
@@ -216,7 +196,7 @@ def _inputs(shapes: str, dtypes: str) -> list[tuple[int, int | None]]:
 
 
 def _shape_list(shapes: str) -> list[list[int]]:
-    return [one for shape in _json_list(shapes) for one in _tensors(shape)]
+    return [one for shape in json_list(shapes) or [] for one in _tensors(shape)]
 
 
 def _tensors(shape: object) -> list[list[int]]:
@@ -226,16 +206,6 @@ def _tensors(shape: object) -> list[list[int]]:
     if all(isinstance(n, int) and n >= 0 for n in shape):
         return [shape]
     return [one for one in shape if isinstance(one, list) and one and all(isinstance(n, int) and n >= 0 for n in one)]
-
-
-def _json_list(text: str) -> list[Any]:
-    if not text:
-        return []
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return []
-    return found if isinstance(found, list) else []
 
 
 def _broadcast(shapes: list[list[int]]) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from spikeprof.analyzers.derived.fusion_chains import READERS, Chain
 from spikeprof.analyzers.derived.graph_kernels import joined
-from spikeprof.analyzers.derived.model_nodes import Nodes, model_nodes
+from spikeprof.analyzers.derived.model_nodes import Nodes, model_nodes, storages
 from spikeprof.profiler.trace import Trace
 
 _ALONE, _OTHERS, _UNKNOWN = READERS
@@ -73,17 +73,12 @@ def _takers(nodes: Nodes) -> dict[int, list[int]]:
 
 def _looks(nodes: Nodes) -> set[int]:
     """The nodes that only look at memory of others: all that they give lies where what they take does."""
-    gives: dict[int, set[int]] = {}
-    for node, storage in zip(nodes.tensors.node.tolist(), nodes.tensors.storage.tolist(), strict=True):
-        gives.setdefault(node, set()).add(storage)
-    takes: dict[int, set[int]] = {}
-    for source, target in zip(nodes.source.tolist(), nodes.target.tolist(), strict=True):
-        takes.setdefault(target, set()).update(gives.get(source, ()))
+    gives, takes = storages(nodes)
     return {
         node
         for node, kind in enumerate(nodes.kind)
         if kind == "op"
         and not nodes.op[node].endswith("_")  # in place: a reader
-        and gives.get(node, set()) <= takes.get(node, set())
-        and (gives.get(node) or nodes.op[node] == "getitem")
+        and gives[node] <= takes[node]
+        and (gives[node] or nodes.op[node] == "getitem")
     }

@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spikeprof.analyzers.base import Metric
+from spikeprof.analyzers.derived.cells import finite, numbers
 from spikeprof.analyzers.derived.counters import Floats
-from spikeprof.analyzers.derived.fusion_bytes import SOURCES, Traffic, operators, owners_of, traffic
+from spikeprof.analyzers.derived.fusion_bytes import SOURCES, Traffic, traffic
 from spikeprof.analyzers.derived.fusion_chains import Chain, spared_bytes
 from spikeprof.analyzers.derived.intervals import Bools, Ints, ints
 from spikeprof.analyzers.derived.kernel_families import VERDICTS, Work, of_operator, work_of
+from spikeprof.analyzers.derived.kernel_origins import kernel_origins, operators
 from spikeprof.analyzers.derived.launch_shapes import Launches, launches
 from spikeprof.profiler.trace import Trace
 
@@ -52,7 +54,7 @@ class Kernels:
 def kernels(trace: Trace) -> Kernels:
     """Needs ``kernels``; uses counters, ``origins`` and ``kernel_owners`` where present."""
     of = launches(trace)
-    owners = owners_of(trace)
+    owners, _ = kernel_origins(trace)
     work = _work(trace, of, owners)
     return Kernels(of, work, traffic(trace, of, owners, work), owners)
 
@@ -174,7 +176,7 @@ def kernel_table(of: Kernels, most: int) -> Columns:
         "launches_count": [int(launched[i]) for i in rows],
         "total_ns": [int(total[i]) for i in rows],
         "gpu_time_share": [float(total[i] / max(float(total.sum()), 1.0)) for i in rows],
-        "moved_bytes": [float(moved[i]) if np.isfinite(moved[i]) else None for i in rows],
+        "moved_bytes": numbers(moved[rows]),
         "bytes_from": [SOURCES[least[i]] for i in rows],
     }
 
@@ -238,11 +240,7 @@ def member_table(of: Kernels, found: Sequence[Chain], saves: Sequence[Saves], mi
         for place, member in enumerate(members):
             work = of.work[member]
             row = (number, place + 1, of.of.names[member], work.does, work.verdict, one.member_ns[place],
-                   _plain(read[place]), _plain(written[place]), spared[place] if spared else None)  # fmt: skip
+                   finite(read[place]), finite(written[place]), spared[place] if spared else None)  # fmt: skip
             for column, cell in zip(table, row, strict=True):
                 table[column].append(cell)
     return table
-
-
-def _plain(value: float) -> float | None:
-    return value if np.isfinite(value) else None

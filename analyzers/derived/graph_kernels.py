@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from spikeprof.analyzers.derived.intervals import Bools, Ints
-from spikeprof.analyzers.derived.model_nodes import Nodes
+from spikeprof.analyzers.derived.kernel_origins import kernel_origins, operators, referred
+from spikeprof.analyzers.derived.model_nodes import Nodes, storages
 from spikeprof.profiler.trace import Trace
 
 #: What operators of graphs launch their kernels as; a name that ends in * stands for all that begin so.
@@ -114,33 +115,21 @@ def _no_match(module: Ints, graph_module: Ints, kernels: int) -> str:
 
 def _owners(trace: Trace) -> tuple[Ints, npt.NDArray[np.object_], Ints]:
     """Module (row of ``modules``), operator and place in the program of every kernel; -1 and empty where not known."""
-    count = trace.table("kernels").num_rows
-    origin = np.full(count, -1, np.int64)
-    kernel, of = trace.column("kernel_owners", "kernel_id"), trace.column("kernel_owners", "origin_id")
-    # A part of a recording keeps the ids of the whole.
-    place = np.searchsorted(trace.column("kernels", "kernel_id"), kernel)
-    known = place < count
-    known[known] &= trace.column("kernels", "kernel_id")[place[known]] == kernel[known]
-    origin[place[known]] = of[known]
-    number = trace.table("origins").num_rows
-    origin[(origin < 0) | (origin >= number)] = -1
-    modules = trace.column("origins", "module_id").astype(np.int64)
-    modules[(modules < 0) | (modules >= trace.table("modules").num_rows)] = -1
-    names = np.array([_plain(op or "") for op in trace.table("origins").column("op").to_pylist()] + [""], object)
-    module = np.where(origin >= 0, np.append(modules, -1)[origin], -1)
+    origin, _ = kernel_origins(trace)
+    names = np.array([*map(_plain, operators(trace)), ""], object)
+    module = np.append(referred(trace, "module_id", "modules"), -1)[origin]
     return module, names[origin], np.append(_places(trace), -1)[origin]
 
 
 def _places(trace: Trace) -> Ints:
     """The place in the program of each origin, by file and line: launches with other shapes have the same."""
-    stack = trace.column("origins", "stack_id").astype(np.int64)
+    stack = referred(trace, "stack_id", "stacks")
     if "stacks" not in trace:
-        return np.full(len(stack), -1, np.int64)
+        return stack
     rows = trace.table("stacks").select(["file", "line"]).to_pydict()
     files = {name: at for at, name in enumerate(dict.fromkeys(rows["file"]))}
     lines = [files[file] * _MOST_LINES + line % _MOST_LINES for file, line in zip(*rows.values(), strict=True)]
-    places = np.array([*lines, -1], np.int64)
-    return places[np.where((stack < 0) | (stack >= len(lines)), len(lines), stack)]
+    return np.array([*lines, -1], np.int64)[stack]
 
 
 def _plain(op: str) -> str:
@@ -180,16 +169,10 @@ def _workers(nodes: Nodes) -> dict[int, list[int]]:
     number: dict[str, int] = {}
     for name in nodes.module:
         number.setdefault(name, len(number))
-    gives: dict[int, set[int]] = {}
-    for node, storage in zip(nodes.tensors.node.tolist(), nodes.tensors.storage.tolist(), strict=True):
-        gives.setdefault(node, set()).add(storage)
-    takes: dict[int, set[int]] = {}
-    for source, target in zip(nodes.source.tolist(), nodes.target.tolist(), strict=True):
-        takes.setdefault(target, set()).update(gives.get(source, ()))
+    gives, takes = storages(nodes)
     found: dict[int, list[int]] = {}
     for at, kind in enumerate(nodes.kind):
-        own = gives.get(at, set())
-        is_view = bool(own) and own <= takes.get(at, set()) and not _plain(nodes.op[at]).endswith("_")
+        is_view = bool(gives[at]) and gives[at] <= takes[at] and not _plain(nodes.op[at]).endswith("_")
         if kind == "op" and not is_view and nodes.op[at] != "getitem":
             found.setdefault(number[nodes.module[at]], []).append(at)
     return found

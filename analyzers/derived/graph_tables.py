@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from spikeprof.analyzers.derived.cells import finite
 from spikeprof.analyzers.derived.graph_heat import OUTSIDE, grid, parts
 from spikeprof.analyzers.derived.graph_kernels import Joined
 from spikeprof.analyzers.derived.graph_layout import Rows, rows_of
@@ -110,16 +111,16 @@ def node_table(study: Study, most: int) -> Columns:
         table["kernel"] = [study.kernels[n][0] for n in chosen]
         table["distinct_kernels_count"] = [len(study.kernels[n]) for n in chosen]
         table["launches_count"] = [int(study.launches[n]) for n in chosen]
-        table["gpu_time_ns"] = [_number(study.gpu_time_ns[n]) for n in chosen]
+        table["gpu_time_ns"] = [finite(study.gpu_time_ns[n]) for n in chosen]
     if np.isfinite(nodes.latency_ns).any():
-        table["latency_ns"] = [_number(nodes.latency_ns[n]) for n in chosen]
+        table["latency_ns"] = [finite(nodes.latency_ns[n]) for n in chosen]
     if np.isfinite(nodes.host_ns).any():
-        table["host_ns"] = [_number(nodes.host_ns[n]) for n in chosen]
+        table["host_ns"] = [finite(nodes.host_ns[n]) for n in chosen]
     if study.heat_from:
         table["heat_share"] = [heat[n] for n in chosen]
     table["shape"] = ["" if at is None else shape_text(nodes.tensors, at) for at in first]
     table["dtype"] = ["" if at is None else nodes.tensors.dtype[at] for at in first]
-    table["output_bytes"] = [None if at is None else _number(nodes.tensors.bytes_of(at)) for at in first]
+    table["output_bytes"] = [None if at is None else finite(nodes.tensors.bytes_of(at)) for at in first]
     table["row_alignment_bytes"] = [found.alignment_bytes if found else None for found in gives]
     table["input_alignment_bytes"] = _input_alignments(nodes, chosen)
     return table
@@ -137,10 +138,6 @@ def _input_alignments(nodes: Nodes, chosen: Sequence[int]) -> list[int | None]:
             takes.setdefault(target, []).extend(tensors.get(source, ()))
     found = ((rows_of(nodes.tensors, at) for at in takes.get(node, ())) for node in chosen)
     return [min((one.alignment_bytes for one in some if one), default=None) for some in found]
-
-
-def _number(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
 
 
 def part_table(study: Study, most: int) -> Columns:

@@ -5,13 +5,13 @@ The tables may come from elsewhere: rows that name no node are left out, sizes t
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from spikeprof.analyzers.derived.cells import json_list
 from spikeprof.analyzers.derived.intervals import Ints
 from spikeprof.profiler.trace import Trace
 
@@ -63,6 +63,17 @@ class Nodes:
         for at, node in enumerate(self.tensors.node.tolist()):
             found.setdefault(node, at)
         return found
+
+
+def storages(nodes: Nodes) -> tuple[list[set[int]], list[set[int]]]:
+    """(memory that what each node gives lies in, memory that what it takes lies in), by node."""
+    gives: list[set[int]] = [set() for _ in nodes.name]
+    for node, storage in zip(nodes.tensors.node.tolist(), nodes.tensors.storage.tolist(), strict=True):
+        gives[node].add(storage)
+    takes: list[set[int]] = [set() for _ in nodes.name]
+    for source, target in zip(nodes.source.tolist(), nodes.target.tolist(), strict=True):
+        takes[target] |= gives[source]
+    return gives, takes
 
 
 def tensor_bytes(shape: list[Any] | None, element_bytes: int) -> float:
@@ -133,19 +144,11 @@ def _tensors(trace: Trace, number: dict[int, int]) -> Tensors:
         table.column("element_bytes").to_numpy().astype(np.int64),
         _floats(table.column("offset_count")),
         table.column("dtype").to_pylist(),
-        [_list(text) for text in table.column("shape").to_pylist()],
+        [json_list(text) for text in table.column("shape").to_pylist()],
         [_integers(text) for text in table.column("strides").to_pylist()],
     )
 
 
-def _list(text: str) -> list[Any] | None:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, list) else None
-
-
 def _integers(text: str) -> list[int] | None:
-    found = _list(text)
+    found = json_list(text)
     return found if found is not None and all(type(n) is int for n in found) else None

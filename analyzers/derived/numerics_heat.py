@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from spikeprof.analyzers.derived.cells import finite
 from spikeprof.analyzers.derived.intervals import Bools, Ints, ints
 from spikeprof.analyzers.derived.numerics_scans import Scans, first_by_tensor
 
@@ -51,7 +52,7 @@ def heat_table(scans: Scans, which: Bools, most_rows: int, most_bins: int) -> Ma
         names["module"].append(labels[at // bins])
         names["step"].append(int(edges[at % bins]))
         names["last_step"].append(int(edges[at % bins + 1]) - 1)
-        names["headroom_bits"].append(float(least[at]) if np.isfinite(least[at]) else None)
+        names["headroom_bits"].append(finite(least[at]))
         names["bad_scans_count"].append(int(bad[at]))
     return names
 

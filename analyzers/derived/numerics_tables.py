@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from spikeprof.analyzers.base import Evidence, Metric
+from spikeprof.analyzers.derived.cells import numbers
 from spikeprof.analyzers.derived.intervals import Ints
-from spikeprof.analyzers.derived.numerics_formats import Floats
 from spikeprof.analyzers.derived.numerics_heat import MODEL
 from spikeprof.analyzers.derived.numerics_origin import BadSteps, Origin
 from spikeprof.analyzers.derived.numerics_scans import Scans, Totals, first_by_tensor
@@ -57,11 +57,6 @@ def _badness(scans: Scans, found: Totals, first_bad: Ints, at: int) -> tuple[flo
     if known is None or known.scaled or math.isnan(headroom):
         return (2, -float(found.saturated_share[at]), 0)
     return (1, headroom, 0)
-
-
-def numbers(values: Floats) -> list[float | None]:
-    """Numbers as a table's column, None where there is none."""
-    return [float(value) if np.isfinite(value) else None for value in values.tolist()]
 
 
 def around_table(scans: Scans, found: Origin | None, before: int, after: int) -> Columns:

@@ -11,17 +11,15 @@ import pyarrow.compute as pc
 
 from spikeprof.analyzers.derived.groups import first_of_groups, group_codes
 from spikeprof.analyzers.derived.intervals import Integers, Ints, ints
+from spikeprof.analyzers.derived.kernel_origins import kernel_origins, referred
 from spikeprof.profiler.trace import Trace
-
-#: How a kernel came by its origin, see the table ``kernel_owners``.
-MATCHES = ("exact", "graph", "position", "signature", "none")
 
 
 @dataclass(frozen=True)
 class Owned:
     """The kernels that do not end before they start, one element each, and the origins behind them.
 
-    ``origin`` is -1 where none is known. ``match`` holds places in ``MATCHES``.
+    ``origin`` is -1 where none is known. ``match`` holds places in ``kernel_origins.MATCHES``.
     """
 
     length: Ints
@@ -71,36 +69,22 @@ def owned(trace: Trace) -> Owned:
     names, labels = trace.codes("kernels", "name")
     in_graph = (trace.column("kernels", "graph_id") != 0) | (trace.column("kernels", "graph_node_id") != 0)
     origins = trace.table("origins")
-    origin, match = _owner_of(trace, trace.column("kernels", "kernel_id")[rows], origins.num_rows)
+    origin, match = kernel_origins(trace)
     ops, op_labels = _coded(origins.column("op"))
     return Owned(
         length=(end - start)[rows],
-        origin=origin,
-        match=match,
+        origin=origin[rows],
+        match=match[rows],
         name=names[rows],
         names=labels,
         in_graph=in_graph[rows],
-        module=_reference(trace, "module_id", "modules"),
+        module=referred(trace, "module_id", "modules"),
         op=ops,
-        stack=_reference(trace, "stack_id", "stacks"),
+        stack=referred(trace, "stack_id", "stacks"),
         ops=op_labels,
         shapes=origins.column("input_shapes").to_pylist(),
         dtypes=origins.column("input_dtypes").to_pylist(),
     )
-
-
-def _owner_of(trace: Trace, kernel_ids: Ints, origins_count: int) -> tuple[Ints, Integers]:
-    owners = trace.column("kernel_owners", "kernel_id")
-    if not len(owners):
-        return np.full(len(kernel_ids), -1, np.int64), np.full(len(kernel_ids), MATCHES.index("none"), np.int8)
-    order = slice(None) if np.all(owners[1:] >= owners[:-1]) else np.argsort(owners, kind="stable")
-    place = np.minimum(np.searchsorted(owners[order], kernel_ids), len(owners) - 1)
-    known = owners[order][place] == kernel_ids
-    origin = ints(trace.column("kernel_owners", "origin_id"))[order][place]
-    codes, labels = trace.codes("kernel_owners", "match")
-    kinds = np.array([MATCHES.index(text) if text in MATCHES else MATCHES.index("none") for text in labels], np.int8)
-    known &= (origin >= 0) & (origin < origins_count)
-    return np.where(known, origin, -1), np.where(known, kinds[codes[order][place]], MATCHES.index("none"))
 
 
 def _coded(column: pa.ChunkedArray) -> tuple[Ints, list[str]]:
@@ -109,10 +93,3 @@ def _coded(column: pa.ChunkedArray) -> tuple[Ints, list[str]]:
     if isinstance(data, pa.ChunkedArray):  # of no rows
         return ints([]), []
     return ints(pc.fill_null(data.indices, -1).to_numpy()), data.dictionary.to_pylist()
-
-
-def _reference(trace: Trace, column: str, table: str) -> Ints:
-    """Rows of another table, -1 for those that it does not have."""
-    values = ints(trace.column("origins", column))
-    count = trace.table(table).num_rows if table in trace else 0
-    return np.where((values >= 0) & (values < count), values, -1)
