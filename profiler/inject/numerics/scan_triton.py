@@ -186,14 +186,11 @@ def _write(table, finished, ring, state, row, step, items, tag, scanned, when_ns
 def _extremes(address, shape, items, part, sharing, BYTES: tl.constexpr, KIND: tl.constexpr, MASK: tl.constexpr,
               NORMAL: tl.constexpr, STRIDED: tl.constexpr, TILE: tl.constexpr, STEPS: tl.constexpr):  # fmt: skip
     """Largest magnitude (-1 of nothing), smallest but zero, zeros, and those below normal with the zeros."""
-    if BYTES == 8:
-        big = tl.zeros((TILE,), tl.int64)
-        small = tl.zeros((TILE,), tl.int64) + _NONE
-    else:
-        big = tl.zeros((TILE,), tl.int32)
-        small = tl.zeros((TILE,), tl.int32) + 0x7FFFFFFF
-    zero = tl.zeros((TILE,), tl.int32)
-    below = tl.zeros((TILE,), tl.int32)
+    UNSIGNED: tl.constexpr = tl.uint64 if BYTES == 8 else tl.uint32
+    big = tl.zeros((TILE,), UNSIGNED)
+    small = big - 1
+    zero = tl.zeros((TILE,), UNSIGNED)
+    below = tl.zeros((TILE,), UNSIGNED)
     beyond = tl.zeros((), tl.int64)  # places past the end, which are read as zeros
     for at in range(part * (TILE * STEPS), items, sharing * (TILE * STEPS)):
         left = items - at
@@ -209,16 +206,14 @@ def _extremes(address, shape, items, part, sharing, BYTES: tl.constexpr, KIND: t
                     beyond += tl.maximum(TILE - (left - i * TILE), 0)
     if KIND == _NIBBLES:
         beyond *= 2
-    largest = tl.max(big, axis=0)
-    least = tl.min(small, axis=0)
+    largest = tl.max(big, axis=0).to(tl.int64 if BYTES == 8 else tl.int32)
+    least = tl.min(small, axis=0).to(tl.int64)
     zeros = tl.sum(zero.to(tl.int64), axis=0) - beyond
     belows = tl.sum(below.to(tl.int64), axis=0) - beyond
     if items == 0:
         largest = largest - 1
-    wide = least.to(tl.int64)
-    if BYTES < 8:
-        wide = tl.where(wide == 0x7FFFFFFF, _NONE, wide)
-    return largest, wide, zeros, belows
+    NOTHING: tl.constexpr = -1 if BYTES == 8 else 0xFFFFFFFF
+    return largest, tl.where(least == NOTHING, _NONE, least + 1), zeros, belows
 
 
 @triton.jit
@@ -235,11 +230,14 @@ def _gather(bits, big, small, zero, below, KIND: tl.constexpr, MASK: tl.constexp
 
 @triton.jit
 def _add(size, big, small, zero, below, NORMAL: tl.constexpr):
-    nothing = size == 0
+    """Without a comparison: of unsigned numbers zero less one is the largest, and the top bit tells a borrow."""
+    TOP: tl.constexpr = big.dtype.primitive_bitwidth - 1
+    size = size.to(big.dtype)
+    less = size - 1
     big = tl.maximum(big, size)
-    small = tl.where(nothing, small, tl.minimum(small, size))
-    zero += nothing.to(tl.int32)
-    below += (size < NORMAL).to(tl.int32)
+    small = tl.minimum(small, less)
+    zero += less >> TOP
+    below += (size - NORMAL) >> TOP
     return big, small, zero, below
 
 
