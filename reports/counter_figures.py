@@ -9,7 +9,18 @@ from spikeprof.analyzers.base import Figure
 from spikeprof.profiler.units import unit_of
 from spikeprof.reports import format as fmt
 from spikeprof.reports.class_names import class_names
-from spikeprof.reports.figures import LABEL_CHARS, PALETTE, THEMES, Plotly, axis, base_layout, safe, time_unit, wrapped
+from spikeprof.reports.figure_parts import (
+    LABEL_CHARS,
+    PALETTE,
+    THEMES,
+    Plotly,
+    axis,
+    base_layout,
+    row_axis,
+    safe,
+    time_unit,
+    wrapped,
+)
 from spikeprof.reports.model import PlainTable
 from spikeprof.reports.panels import Line, Panel, stacked
 
@@ -56,8 +67,7 @@ def matrix(spec: Figure, table: PlainTable) -> Plotly:
         62 + 26 * len(rows),
         xaxis=axis("", tickvals=list(range(len(columns))), ticktext=titles, side="top", showgrid=False, fixedrange=True)
         | {"tickangle": 0, "tickfont": {"size": 11}},
-        yaxis=axis("", autorange="reversed", tickvals=list(range(len(rows))), ticktext=[safe(name) for name in short])
-        | {"showgrid": False, "fixedrange": True, "tickfont": {"size": 11}},
+        yaxis=row_axis([safe(name) for name in short], tickfont={"size": 11}),
         coloraxis={"colorscale": THEMES["light"]["evenscale"], "cmin": 0, "cmax": 1, "showscale": False},
     )
     layout["margin"] = {**layout["margin"], "t": 48, "b": 10}

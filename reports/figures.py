@@ -1,77 +1,31 @@
-"""From a Figure spec and its table to a plotly figure: plain dicts, without importing plotly (it takes half a second).
-
-Colours that depend on the theme are not in the figures: the page merges ``THEMES[light|dark]`` into each layout.
-Series colours are one palette whose every colour keeps a contrast of 3:1 on both backgrounds.
-"""
+"""From a Figure spec and its table to a plotly figure: plain dicts, without importing plotly (it takes half a second)."""
 
 from __future__ import annotations
 
-import html
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Any
 
 from spikeprof.analyzers.base import Figure
 from spikeprof.profiler.units import unit_of
 from spikeprof.reports import format as fmt
-from spikeprof.reports.kernel_names import clip, printable, short_names
+from spikeprof.reports.figure_parts import (
+    LABEL_CHARS,
+    PALETTE,
+    PERCENT_TICKS,
+    THEMES,
+    Plotly,
+    axis,
+    base_layout,
+    bin_width,
+    colour_bar,
+    row_axis,
+    safe,
+    time_axis,
+    time_unit,
+    wrapped,
+)
+from spikeprof.reports.kernel_names import short_names
 from spikeprof.reports.model import PlainTable
-
-Plotly = dict[str, Any]
-
-#: Told apart with the common colour blindnesses, in this order.
-PALETTE = ("#3a80c4", "#c76a12", "#1d9175", "#bb5aa0", "#8a8420", "#c9433f", "#7a6fd0", "#4c8c9e", "#8a8f98", "#a5694f")
-
-_HEAT_LIGHT = ("#e3eefa", "#b5d3ef", "#7fb2df", "#4a8cc9", "#1f66ad", "#0b4488", "#082a5c")
-_HEAT_DARK = ("#17304d", "#1c4a78", "#2468a5", "#3a8bd0", "#6db0ea", "#a9d4fa", "#eaf5ff")
-
-_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-_AXIS_TIME = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
-PERCENT_TICKS = ".2~%"  # as many decimals as it takes to tell ticks apart, at most two
-LABEL_CHARS = 32  # of a row's label
-LEFT_MARGIN = 250  # px, the same for all figures over time, so that their axes stand under one another
-
-
-def _scale(colours: Sequence[str]) -> list[list[float | str]]:
-    """A colour scale by square root: most cells of a kernel × time map are small, and must still be seen."""
-    last = len(colours) - 1
-    return [[(i / last) ** 2, colour] for i, colour in enumerate(colours)]
-
-
-def _theme(ink: str, grid: str, paper: str, shade: str, heat: Sequence[str]) -> Plotly:
-    axis = {"gridcolor": grid, "linecolor": grid, "zerolinecolor": grid, "tickcolor": grid}
-    return {
-        "font": {"color": ink},
-        "axis": axis,
-        "hoverlabel": {"bgcolor": paper, "bordercolor": grid, "font": {"color": ink}},
-        "colorscale": _scale(heat),
-        "evenscale": [[i / (len(heat) - 1), colour] for i, colour in enumerate(heat)],
-        "shade": shade,
-        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": grid, "activecolor": ink},
-    }
-
-
-#: What the page merges into every layout, by theme.
-THEMES: dict[str, Plotly] = {
-    "light": _theme("#30363d", "#d5dae1", "#ffffff", "rgba(90,100,114,0.18)", _HEAT_LIGHT),
-    "dark": _theme("#c9d1d9", "#363d47", "#1c2128", "rgba(152,163,177,0.22)", _HEAT_DARK),
-}
-
-
-def safe(text: str) -> str:
-    """Text for plotly, which reads a little HTML in labels: nothing of it is markup."""
-    return html.escape(printable(text), quote=False)
-
-
-def wrapped(text: str, width: int = 70, lines: int = 6) -> str:
-    """A long name for a hover box, broken into lines, as plotly text."""
-    shown = clip(printable(text), width * lines)
-    return "<br>".join(html.escape(shown[i : i + width], quote=False) for i in range(0, len(shown), width))
-
-
-def time_unit(span_ns: float) -> tuple[float, str]:
-    """The unit in which a time axis of this span has readable numbers: (nanoseconds, name)."""
-    return next(((step, unit) for step, unit in _AXIS_TIME if span_ns >= 2 * step), _AXIS_TIME[-1])
 
 
 def plotly_figure(spec: Figure, table: PlainTable, unit: tuple[float, str] | None = None) -> Plotly | None:
@@ -92,40 +46,6 @@ def _span(values: Sequence[Any]) -> float:
     return max(numbers) - min(numbers) if numbers else 0.0
 
 
-def base_layout(height: int, **more: Any) -> Plotly:
-    """The layout that all figures share; ``height`` in px."""
-    return {
-        "height": height,
-        "autosize": True,
-        "margin": {"l": LEFT_MARGIN, "r": 18, "t": 34, "b": 42},
-        "font": {"family": _FONT, "size": 12},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "modebar": {"bgcolor": "rgba(0,0,0,0)"},
-        "legend": {
-            "orientation": "h",
-            "traceorder": "normal",
-            "x": 0,
-            "y": 1.02,
-            "yanchor": "bottom",
-            "xanchor": "left",
-        },
-        "hoverlabel": {"align": "left", "namelength": -1},
-        "hovermode": "closest",
-        **more,
-    }
-
-
-def axis(text: str, **more: Any) -> Plotly:
-    """An axis with a title, in the manner of all figures."""
-    return {"title": {"text": safe(text), "standoff": 8}, "automargin": False, "zeroline": False, **more}
-
-
-def time_axis(unit: str) -> Plotly:
-    """An axis of time since the start of the recording, in the named unit."""
-    return axis(f"time since the start of the recording ({unit})", showgrid=False, ticks="outside")
-
-
 def _x_axis(spec: Figure, unit: tuple[float, str]) -> Plotly:
     return time_axis(unit[1]) if unit_of(spec.x) == "ns" else axis(fmt.title(spec.x))
 
@@ -140,12 +60,6 @@ def _distinct(values: Sequence[Any]) -> list[Any]:
     return list(dict.fromkeys(values))
 
 
-def _step(values: Sequence[float]) -> float:
-    """The width of one bin: the smallest distance of two neighbours."""
-    ordered = sorted(set(values))
-    return min((b - a for a, b in pairwise(ordered)), default=1.0) or 1.0
-
-
 def _heatmap(spec: Figure, table: PlainTable, unit: tuple[float, str]) -> Plotly:
     """Rows in the order of the table, the first on top; cells without a value stay empty.
 
@@ -153,7 +67,7 @@ def _heatmap(spec: Figure, table: PlainTable, unit: tuple[float, str]) -> Plotly
     """
     names = _distinct(table[spec.y])
     columns = sorted(set(table[spec.x]))
-    step = _step(columns)
+    step = bin_width(columns)
     as_share = unit_of(spec.value) == "ns" and unit_of(spec.x) == "ns"
     at_x = {x: i for i, x in enumerate(columns)}
     at_y = {y: i for i, y in enumerate(names)}
@@ -177,20 +91,11 @@ def _heatmap(spec: Figure, table: PlainTable, unit: tuple[float, str]) -> Plotly
         + ("%{z:.1%} of the slice" if as_share else "%{z}")
         + "<extra></extra>",
     }
-    bar = {"orientation": "h", "thickness": 10, "len": 0.4, "x": 1, "xanchor": "right", "y": 1.0, "yanchor": "bottom"}
-    bar |= {"title": {"text": label, "side": "top"}, "tickformat": PERCENT_TICKS if as_share else "", "nticks": 6}
+    bar = colour_bar(label, 6, tickformat=PERCENT_TICKS if as_share else "")
     layout = base_layout(
         96 + 22 * len(names),
         xaxis=_x_axis(spec, unit),
-        yaxis=axis(
-            "",
-            autorange="reversed",
-            tickvals=list(range(len(names))),
-            ticktext=[safe(n) for n in short_names(full, LABEL_CHARS)],
-            showgrid=False,
-            fixedrange=True,
-            tickfont={"size": 11},
-        ),
+        yaxis=row_axis([safe(n) for n in short_names(full, LABEL_CHARS)], tickfont={"size": 11}),
         coloraxis={"colorscale": THEMES["light"]["colorscale"], "cmin": 0, "cmax": _most(z, full), "colorbar": bar},
     )
     layout["margin"] = {**layout["margin"], "t": 54}
@@ -235,14 +140,7 @@ def _bars(spec: Figure, table: PlainTable, unit: tuple[float, str]) -> Plotly:
         barmode="stack",
         showlegend=bool(spec.series),
         xaxis=axis(title, rangemode="tozero", **({"tickformat": PERCENT_TICKS} if unit_of(spec.x) == "share" else {})),
-        yaxis=axis(
-            "",
-            autorange="reversed",
-            tickvals=list(range(len(names))),
-            ticktext=[safe(short[n]) for n in names],
-            showgrid=False,
-            fixedrange=True,
-        ),
+        yaxis=row_axis([safe(short[n]) for n in names]),
     )
     return {"data": traces, "layout": layout, "meta": {"labels": True}}
 
@@ -252,7 +150,7 @@ def _stack(spec: Figure, table: PlainTable, unit: tuple[float, str]) -> Plotly:
 
     A series that is nothing everywhere is left out, but keeps its colour: a class looks alike in every report.
     """
-    step = _step(table[spec.x])
+    step = bin_width(table[spec.x])
     as_share = unit_of(spec.y) == "ns" and unit_of(spec.x) == "ns"
     divisor = unit[0] if unit_of(spec.x) == "ns" else 1
     traces = []
@@ -316,33 +214,3 @@ def _by_series(spec: Figure, table: PlainTable) -> list[tuple[Any, list[int]]]:
     for i in range(length):
         groups.setdefault(table[spec.series][i], []).append(i)
     return list(groups.items())
-
-
-def shade(figure: Plotly, windows: Sequence[tuple[float, float]], unit: tuple[float, str]) -> None:
-    """Grey stretches behind a figure over time: there nothing was recorded. Times in ns."""
-    figure["layout"]["shapes"] = [
-        {
-            "type": "rect",
-            "xref": "x",
-            "yref": "paper",
-            "x0": round(start / unit[0], 6),
-            "x1": round(end / unit[0], 6),
-            "y0": 0,
-            "y1": 1,
-            "layer": "below",
-            "line": {"width": 0},
-            "fillcolor": THEMES["light"]["shade"],
-        }
-        for start, end in windows
-    ]
-
-
-def time_range(figures: Sequence[Mapping[str, Any]]) -> list[float] | None:
-    """The stretch of time that the heatmaps and stacks among the figures cover, in their unit."""
-    edges: list[float] = []
-    for figure in figures:
-        for trace in figure["data"]:
-            if trace["type"] in ("heatmap", "bar") and trace.get("orientation") != "h" and trace["x"]:
-                half = _step(trace["x"]) / 2
-                edges += [min(trace["x"]) - half, max(trace["x"]) + half]
-    return [round(min(edges), 6), round(max(edges), 6)] if edges else None

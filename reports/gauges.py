@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from spikeprof.profiler.units import unit_of
 from spikeprof.reports import format as fmt
-from spikeprof.reports.figures import Plotly
+from spikeprof.reports.figure_parts import Plotly
 from spikeprof.reports.model import PlainTable
 from spikeprof.reports.panels import Line, Panel, stacked
 

@@ -17,7 +17,7 @@ import msgspec
 
 from spikeprof.analyzers.base import Finding
 from spikeprof.profiler.errors import OutputError
-from spikeprof.reports import figures as fig
+from spikeprof.reports import figure_parts as fig
 from spikeprof.reports import format as fmt
 from spikeprof.reports import sentences as say
 from spikeprof.reports.html_parts import Chart, Section

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 from spikeprof.analyzers.base import Result
 from spikeprof.reports import caches, fusion, idle, steps
 from spikeprof.reports import counter_figures as counters
-from spikeprof.reports import figures as fig
 from spikeprof.reports import format as fmt
 from spikeprof.reports import model_graph as graphs
 from spikeprof.reports import numerics as num
@@ -16,6 +15,8 @@ from spikeprof.reports import occupancy as occ
 from spikeprof.reports import ownership as own
 from spikeprof.reports import sentences as say
 from spikeprof.reports import topology as links
+from spikeprof.reports.figure_parts import shade
+from spikeprof.reports.figures import plotly_figure
 from spikeprof.reports.gauges import gauges_figure, throttling
 from spikeprof.reports.html_parts import Chart, Section
 from spikeprof.reports.html_tables import HtmlTable, html_table
@@ -45,7 +46,7 @@ _OWN_SECTIONS = (
 
 
 def sections(report: Report, unit: tuple[float, str]) -> list[Section]:
-    """All sections of the page in order, empty ones too; ``unit`` is that of time (``figures.time_unit``)."""
+    """All sections of the page in order, empty ones too; ``unit`` is that of time (``figure_parts.time_unit``)."""
     return [
         _timeline(report, unit),
         _steps_section(report, unit),
@@ -107,7 +108,7 @@ def _charts(result: Result | None, unit: tuple[float, str], over_time: bool) -> 
     found: list[Chart] = []
     for spec in result.figures if result else ():
         table = result.tables.get(spec.table, {}) if result else {}
-        draw = counters.draw if spec.kind in counters.KINDS else fig.plotly_figure
+        draw = counters.draw if spec.kind in counters.KINDS else plotly_figure
         figure = None if spec.id in _DRAWN_IN_TABLES else draw(spec, table, unit)
         if figure is not None and bool(figure["meta"].get("time")) == over_time:
             found += _chart(spec.id, figure)
@@ -137,7 +138,7 @@ def _shaded(report: Report, charts: list[Chart], unit: tuple[float, str]) -> str
     ):
         return ""
     for chart in charts:
-        fig.shade(chart.figure, [(w["start_ns"], w["end_ns"]) for w in windows], unit)
+        shade(chart.figure, [(w["start_ns"], w["end_ns"]) for w in windows], unit)
     return "Grey stretches were not recorded. "
 
 

@@ -7,7 +7,18 @@ from typing import Any
 
 from spikeprof.analyzers.base import Result
 from spikeprof.reports import format as fmt
-from spikeprof.reports.figures import PALETTE, PERCENT_TICKS, THEMES, Plotly, axis, base_layout, safe, wrapped
+from spikeprof.reports.figure_parts import (
+    PALETTE,
+    PERCENT_TICKS,
+    THEMES,
+    Plotly,
+    axis,
+    base_layout,
+    colour_bar,
+    row_axis,
+    safe,
+    wrapped,
+)
 from spikeprof.reports.kernel_names import clip, printable, short_name
 from spikeprof.reports.model import PlainTable
 
@@ -209,8 +220,7 @@ def heat_figure(result: Result) -> Plotly | None:
         hover.append([_hover(part, layer, row, table) for layer, row in zip(layers, rows, strict=True)])
     step = max(1, -(-len(layers) // _MOST_TICKS))
     ticks = list(range(0, len(layers), step))
-    bar = {"orientation": "h", "thickness": 10, "len": 0.4, "x": 1, "xanchor": "right", "y": 1.0, "yanchor": "bottom"}
-    bar |= {"title": {"text": "share of the hottest", "side": "top"}, "tickformat": PERCENT_TICKS, "nticks": 6}
+    bar = colour_bar("share of the hottest", 6, tickformat=PERCENT_TICKS)
     trace = {
         "type": "heatmap",
         "x": list(range(len(layers))),
@@ -227,8 +237,7 @@ def heat_figure(result: Result) -> Plotly | None:
         104 + 22 * len(names),
         xaxis=axis(f"layer of {stack}" if stack else "layer", tickvals=ticks, showgrid=False, fixedrange=True)
         | {"ticktext": ["none" if layers[at] == _OUTSIDE else str(layers[at]) for at in ticks]},
-        yaxis=axis("", autorange="reversed", tickvals=list(range(len(names))), showgrid=False, fixedrange=True)
-        | {"ticktext": [safe(clip(printable(name), _LABEL_CHARS)) for name in names], "tickfont": {"size": 11}},
+        yaxis=row_axis([safe(clip(printable(name), _LABEL_CHARS)) for name in names], tickfont={"size": 11}),
         coloraxis={"colorscale": THEMES["light"]["colorscale"], "cmin": 0, "cmax": 1, "colorbar": bar},
     )
     layout["margin"] = {**layout["margin"], "t": 54}

@@ -7,7 +7,7 @@ from typing import Any
 
 from spikeprof.analyzers.base import Result
 from spikeprof.reports import format as fmt
-from spikeprof.reports.figures import THEMES, Plotly, axis, base_layout, safe, wrapped
+from spikeprof.reports.figure_parts import THEMES, Plotly, axis, base_layout, colour_bar, row_axis, safe, wrapped
 from spikeprof.reports.kernel_names import clip, printable
 from spikeprof.reports.model import PlainTable, Report, rows
 from spikeprof.reports.screen import Column, Screen, measured, print_table
@@ -173,17 +173,14 @@ def _layout(names: list[str], steps: list[tuple[int, int]]) -> Plotly:
     labels = _short(names)
     every = max(1, -(-len(steps) // _MOST_TICKS))
     ticks = list(range(0, len(steps), every))
-    bar = {"orientation": "h", "thickness": 10, "len": 0.4, "x": 1, "xanchor": "right", "y": 1.0, "yanchor": "bottom"}
-    bar |= {"title": {"text": "headroom (bits), red: Inf or NaN", "side": "top"}, "nticks": 5}
     layout = base_layout(
         110 + 20 * len(names),
         xaxis=axis(
             "step", tickvals=ticks, ticktext=[fmt.count(steps[at][0]) for at in ticks], showgrid=False, fixedrange=True
         ),
-        yaxis=axis("", autorange="reversed", tickvals=list(range(len(names))), showgrid=False, fixedrange=True)
-        | {"ticktext": [safe(tail(printable(label), _LABEL_CHARS)) for label in labels], "tickfont": {"size": 11}},
+        yaxis=row_axis([safe(tail(printable(label), _LABEL_CHARS)) for label in labels], tickfont={"size": 11}),
         coloraxis={"colorscale": THEMES["light"]["evenscale"], "cmin": 0, "cmax": _SHOWN_BITS, "reversescale": True}
-        | {"colorbar": bar},
+        | {"colorbar": colour_bar("headroom (bits), red: Inf or NaN", 5)},
     )
     layout["margin"] = {**layout["margin"], "t": 58}
     return layout

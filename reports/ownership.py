@@ -9,7 +9,7 @@ from typing import Any
 
 from spikeprof.analyzers.base import Result
 from spikeprof.reports import format as fmt
-from spikeprof.reports.figures import PALETTE, Plotly, base_layout, safe, wrapped
+from spikeprof.reports.figure_parts import PALETTE, Plotly, base_layout, safe, wrapped
 from spikeprof.reports.kernel_names import clip, printable, short_name
 from spikeprof.reports.model import PlainTable, Report, rows
 from spikeprof.reports.screen import Column, Screen, clipped, print_table

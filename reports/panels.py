@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spikeprof.reports import format as fmt
-from spikeprof.reports.figures import PALETTE, Plotly, axis, base_layout, safe, time_axis
+from spikeprof.reports.figure_parts import PALETTE, Plotly, axis, base_layout, safe, time_axis
 
 _GAP = 0.06  # between panels, as a part of the figure's height
 

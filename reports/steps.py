@@ -8,7 +8,7 @@ from typing import Any
 
 from spikeprof.analyzers.base import Result
 from spikeprof.reports import format as fmt
-from spikeprof.reports.figures import Plotly, time_unit
+from spikeprof.reports.figure_parts import Plotly, time_unit
 from spikeprof.reports.kernel_names import clip, printable
 from spikeprof.reports.model import PlainTable, Report, rows
 from spikeprof.reports.panels import Line, Panel, stacked

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from spikeprof.reports import figures as fig
+from spikeprof.reports import figure_parts as fig
 from spikeprof.reports.html_parts import Chart
 from spikeprof.reports.kernel_names import clip
 from spikeprof.reports.pierce import texts

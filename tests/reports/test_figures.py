@@ -6,6 +6,7 @@ import pytest
 from reports import fabricated
 
 from spikeprof.analyzers.base import Figure
+from spikeprof.reports import figure_parts as parts
 from spikeprof.reports import figures as fig
 from spikeprof.reports.gauges import gauges_figure, throttling
 
@@ -13,7 +14,7 @@ SECONDS = (1e9, "s")
 HEATMAP = Figure("h", "heatmap", "t", x="bin_start_ns", y="kernel", value="busy_ns")
 
 
-def figure(spec: Figure, table: dict[str, list[Any]]) -> fig.Plotly:
+def figure(spec: Figure, table: dict[str, list[Any]]) -> parts.Plotly:
     made = fig.plotly_figure(spec, table, SECONDS)
     assert made is not None
     return made
@@ -101,17 +102,17 @@ def test_gauges_have_a_panel_per_unit() -> None:
 
 
 def test_the_time_unit_follows_the_span() -> None:
-    assert fig.time_unit(2_400_000_000) == (1e9, "s")
-    assert fig.time_unit(1_900_000_000) == (1e6, "ms")
-    assert fig.time_unit(0) == (1.0, "ns")
+    assert parts.time_unit(2_400_000_000) == (1e9, "s")
+    assert parts.time_unit(1_900_000_000) == (1e6, "ms")
+    assert parts.time_unit(0) == (1.0, "ns")
 
 
 def test_shades_and_range() -> None:
     made = figure(HEATMAP, {"kernel": ["a", "a"], "bin_start_ns": [1_000_000_000, 2_000_000_000], "busy_ns": [1, 1]})
-    fig.shade(made, [(1_500_000_000, 1_750_000_000)], SECONDS)
+    parts.shade(made, [(1_500_000_000, 1_750_000_000)], SECONDS)
     assert [(s["x0"], s["x1"]) for s in made["layout"]["shapes"]] == [(1.5, 1.75)]
-    assert fig.time_range([made]) == [1.0, 3.0]
-    assert fig.time_range([]) is None
+    assert parts.time_range([made]) == [1.0, 3.0]
+    assert parts.time_range([]) is None
 
 
 def test_labels_are_no_markup() -> None:
@@ -148,7 +149,7 @@ def _contrast(a: str, b: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-@pytest.mark.parametrize("colour", fig.PALETTE)
+@pytest.mark.parametrize("colour", parts.PALETTE)
 def test_series_stand_out_on_both_backgrounds(colour: str) -> None:
     assert _contrast(colour, "#ffffff") >= 3
     assert _contrast(colour, "#171c22") >= 3
@@ -156,7 +157,7 @@ def test_series_stand_out_on_both_backgrounds(colour: str) -> None:
 
 @pytest.mark.parametrize(("theme", "background"), [("light", "#ffffff"), ("dark", "#171c22")])
 def test_heat_grows_away_from_the_background(theme: str, background: str) -> None:
-    scale = fig.THEMES[theme]["colorscale"]
+    scale = parts.THEMES[theme]["colorscale"]
     contrasts = [_contrast(colour, background) for _, colour in scale]
     assert contrasts == sorted(contrasts)
     assert contrasts[0] >= 1.15
@@ -166,7 +167,7 @@ def test_heat_grows_away_from_the_background(theme: str, background: str) -> Non
 def test_a_class_keeps_its_colour_where_another_is_nothing() -> None:
     spec = Figure("s", "stack", "t", x="bin_start_ns", y="idle_share", series="class")
     made = figure(spec, {"bin_start_ns": [0, 0], "class": ["launch", "sync"], "idle_share": [0.0, 0.5]})
-    assert [(t["name"], t["marker"]["color"]) for t in made["data"]] == [("sync", fig.PALETTE[1])]
+    assert [(t["name"], t["marker"]["color"]) for t in made["data"]] == [("sync", parts.PALETTE[1])]
 
 
 def test_the_row_of_all_others_does_not_set_the_colours() -> None:
