@@ -11,7 +11,14 @@ pytest.importorskip("torch", reason="torch is not installed (the extra `kernels`
 
 
 def test_what_is_said_of_ten_faults() -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "numerics_faults.py"), "--device", "cpu", "--json"]
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "numerics_faults.py"),
+        "--device",
+        "cpu",
+        "--no-cost",
+        "--json",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -19,4 +26,4 @@ def test_what_is_said_of_ten_faults() -> None:
     assert len(found) == 10
     assert [fault for fault, said in found.items() if said != "found"] == ["NaN in a gradient, none in forward"]
     assert report["sound_model"]["spikeprof"] == []
-    assert report["cost_ratio"]["spikeprof"] > 0
+    assert report["cost_ratio"] == {}
