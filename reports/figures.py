@@ -1,4 +1,4 @@
-"""From a Figure spec and its table to a plotly figure: plain dicts, without importing plotly (it takes half a second)."""
+"""From a Figure spec and its table to a plotly figure: plain dicts, without importing plotly, which takes long."""
 
 from __future__ import annotations
 

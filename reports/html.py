@@ -18,6 +18,7 @@ import msgspec
 from spikeprof.analyzers.base import Finding
 from spikeprof.profiler.errors import OutputError
 from spikeprof.reports import figure_parts as fig
+from spikeprof.reports import finding_text
 from spikeprof.reports import format as fmt
 from spikeprof.reports import sentences as say
 from spikeprof.reports.html_parts import Chart, Section
@@ -162,18 +163,18 @@ def _card(finding: Finding) -> dict[str, Any]:
         "severity": finding.severity,
         "title": say.rule_title(finding.rule),
         "rule": printable(finding.rule),
-        "scope": fmt.scope(finding.scope, 90),
+        "scope": finding_text.scope(finding.scope, 90),
         "scope_full": printable(", ".join(f"{k} {v}" for k, v in finding.scope.items())),
         "evidence": [
             {
                 "name": fmt.title(e.metric),
                 "value": fmt.quantity(e.metric, e.value),
-                "limit": fmt.limit(e),
-                "source": f"option {e.limit_source}" if fmt.is_option(e.limit_source) else "",
+                "limit": finding_text.limit(e),
+                "source": f"option {e.limit_source}" if finding_text.is_option(e.limit_source) else "",
                 "basis": "" if e.basis == "measured" else e.basis,
             }
             for e in finding.evidence
         ],
         "action": printable(finding.recommendation),
-        "saving": fmt.saving(finding.saving) if finding.saving else "",
+        "saving": finding_text.saving(finding.saving) if finding.saving else "",
     }

@@ -101,7 +101,7 @@ def remark(result: Result) -> str:
     reason = printable(result.reason)
     if not reason or result.status not in ("ok", "findings"):
         return ""
-    return f"{reason[:1].upper() if not reason.startswith('torch.') else reason[:1]}{reason[1:]}."
+    return f"{reason}." if reason.startswith("torch.") else fmt.sentence(reason)
 
 
 def notes(result: Result) -> list[str]:

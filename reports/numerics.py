@@ -71,8 +71,7 @@ def notes(result: Result) -> list[str]:
         seen = fmt.plural(changed, "tensor was", "tensors were")
         found.append(f"{seen} scanned only after something else had written into it: the numbers are of what it wrote.")
     if result.reason:
-        reason = printable(result.reason)
-        found.append(f"{reason[:1].upper()}{reason[1:]}.")
+        found.append(fmt.sentence(printable(result.reason)))
     return found
 
 

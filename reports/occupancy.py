@@ -64,8 +64,7 @@ def notes(result: Result) -> list[str]:
     if result.metric("utilisation_ratio") is not None:
         found.append("U = (warps × IPC / slots for warps) × (1 - registers of a block / registers of an SM)².")
     if result.reason:
-        reason = printable(result.reason)
-        found.append(f"{reason[:1].upper()}{reason[1:]}.")
+        found.append(fmt.sentence(printable(result.reason)))
     return found
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from spikeprof.analyzers.base import Finding
+from spikeprof.reports import finding_text
 from spikeprof.reports import format as fmt
 from spikeprof.reports import sentences as say
 from spikeprof.reports.class_names import class_names
@@ -88,13 +89,13 @@ def print_finding(screen: Screen, finding: Finding) -> None:
     """What is wrong and where, its evidence, and what to do."""
     mark, style = _SEVERITIES[finding.severity]
     head = screen.text(say.rule_title(finding.rule), "bold")
-    where = f" ({fmt.scope(finding.scope, screen.width - 20)})" if finding.scope else ""
+    where = f" ({finding_text.scope(finding.scope, screen.width - 20)})" if finding.scope else ""
     head.append_text(screen.text(f"{where} [{printable(finding.rule)}]", "dim"))
     action = screen.text("→ " + printable(finding.recommendation), "green")
     if finding.saving is not None:
-        action.append_text(screen.text(f" Saves {fmt.saving(finding.saving)}.", "dim"))
+        action.append_text(screen.text(f" Saves {finding_text.saving(finding.saving)}.", "dim"))
     screen.hanging(screen.text(mark, style), head, 2)
-    screen.hanging(Text(), screen.text(fmt.evidence(finding.evidence, MAX_EVIDENCE)), 2)
+    screen.hanging(Text(), screen.text(finding_text.evidence(finding.evidence, MAX_EVIDENCE)), 2)
     screen.hanging(Text(), action, 2)
 
 

@@ -1,6 +1,7 @@
 """Sentences about a report that every renderer says alike: headings, verdicts, what was not measured.
 
-Text for people is made in ``format.py`` (numbers, names, findings), here, and in ``truth_line.py``; nowhere else.
+Text for people is made in ``format.py`` (numbers, names), ``finding_text.py``, ``truth_line.py``, here, and in the
+modules about one analyzer's answer each; nowhere else.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 from spikeprof.analyzers.base import Result
 from spikeprof.profiler.units import unit_of
 from spikeprof.reports import format as fmt
+from spikeprof.reports.finding_text import verdict_counts
 from spikeprof.reports.kernel_names import printable
 from spikeprof.reports.model import Report, rows
 
@@ -219,7 +221,7 @@ def notice(result: Result) -> str:
 
 def verdict(report: Report) -> str:
     """``1 critical and 2 warnings``. Without findings, whether anything could be looked at: not seen is not healthy."""
-    counts = fmt.verdict_counts(report.findings())
+    counts = verdict_counts(report.findings())
     if counts:
         return counts
     states = {r.status for r in report.results if r.analyzer != "truth"}

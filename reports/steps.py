@@ -57,7 +57,7 @@ def notes(result: Result) -> list[str]:
     if steady := _steady(result):
         found.append(steady)
     if result.reason and result.status in ("ok", "findings"):
-        found.append(f"{result.reason[:1].upper()}{printable(result.reason)[1:]}.")
+        found.append(fmt.sentence(printable(result.reason)))
     return found
 
 

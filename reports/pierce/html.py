@@ -163,7 +163,7 @@ def _known_item(snapshot: Snapshot, known_by: str) -> TruthItem:
     known, wrong = snapshot.known_keys_count, snapshot.known_false_positive_share
     if known.value is None:
         text = texts.known(known, "known_keys_count", known_by).partition(": ")[2]
-        return TruthItem("Known keys", f"{text[:1].upper()}{text[1:]}.", "not_measured", "not measured")
+        return TruthItem("Known keys", fmt.sentence(text), "not_measured", "not measured")
     text = (
         f"Takes {texts.known(wrong, 'false_positive_share', known_by)} of made-up keys for known ones (Bloom filter)."
     )

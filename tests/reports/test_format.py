@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spikeprof.analyzers.base import Evidence, Finding, Metric, Saving
+from spikeprof.reports import finding_text
 from spikeprof.reports import format as fmt
 
 
@@ -105,26 +106,30 @@ def test_evidence_names_one_thing_once_and_says_limits_and_basis() -> None:
         Evidence("peak_bytes_per_s", 3e12, 4.8e12, "data sheet", basis="modelled"),
         Evidence("dropped_count", 3, 0, "none expected"),
     )
-    assert fmt.evidence(items) == (
+    assert finding_text.evidence(items) == (
         "Launch idle 15.0 % (limit 10 %), 42.5 ms; Peak 3.00 TB/s (limit 4.80 TB/s, data sheet; modelled); "
         "Records dropped 3 (none expected)"
     )
     twice = (Evidence("idle_host_share", 0.3, basis="inferred"), Evidence("idle_host_ns", 90, basis="inferred"))
-    assert fmt.evidence(twice) == "Host idle 30.0 % (inferred), 90 ns"
-    assert fmt.evidence(items, most=1) == "Launch idle 15.0 % (limit 10 %)"
+    assert finding_text.evidence(twice) == "Host idle 30.0 % (inferred), 90 ns"
+    assert finding_text.evidence(items, most=1) == "Launch idle 15.0 % (limit 10 %)"
+
+
+def test_a_sentence_begins_in_capitals_and_ends() -> None:
+    assert fmt.sentence("no counters: GPU 0 is shared") == "No counters: GPU 0 is shared."
 
 
 def test_scope_puts_launch_shapes_together() -> None:
     where: dict[str, str | int] = {"kernel": "void f<int>(int)", "grid_x": 132, "grid_y": 2, "grid_z": 1, "device": 1}
-    assert fmt.scope(where) == "kernel f<int>, grid 132×2×1, GPU 1"
+    assert finding_text.scope(where) == "kernel f<int>, grid 132×2×1, GPU 1"
 
 
 def test_savings_and_verdicts() -> None:
-    assert fmt.saving(Saving(890_000_000, "total")) == "at most 890 ms of the run"
-    assert fmt.saving(Saving(1_500, "local")) == "at most 1.50 µs of this part"
+    assert finding_text.saving(Saving(890_000_000, "total")) == "at most 890 ms of the run"
+    assert finding_text.saving(Saving(1_500, "local")) == "at most 1.50 µs of this part"
     found = [Finding("r", s, {}, (), "") for s in ("warning", "critical", "warning")]  # type: ignore[arg-type]
-    assert fmt.verdict_counts(found) == "1 critical and 2 warnings"
-    assert fmt.verdict_counts([]) == ""
+    assert finding_text.verdict_counts(found) == "1 critical and 2 warnings"
+    assert finding_text.verdict_counts([]) == ""
 
 
 def test_commands_are_quoted_as_a_shell_needs_it() -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from spikeprof.analyzers.base import Result
 from spikeprof.analyzers.fusion_boundary import FusionBoundary
 from spikeprof.analyzers.runner import run_one
+from spikeprof.reports import finding_text
 from spikeprof.reports import format as fmt
 from spikeprof.reports import occupancy as occ
 from spikeprof.reports.html import render_html
@@ -93,7 +94,7 @@ def test_findings_name_both_kernels_and_what_is_short() -> None:
 
 def test_a_scope_says_what_limits() -> None:
     where = {"kernel": "gemm", "block_x": 384, "limiter": "registers+shared_memory"}
-    assert fmt.scope(where) == "kernel gemm, block 384, limited by registers and shared memory"
+    assert finding_text.scope(where) == "kernel gemm, block 384, limited by registers and shared memory"
 
 
 def test_what_is_not_known_has_no_table() -> None:
