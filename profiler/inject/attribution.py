@@ -55,6 +55,7 @@ class Attribution:
         self._captures = Captures(self._capture_began, self._capture_ended)
         self.windows.capturing = self._captures.threads
         self._by_kind: dict[Any, int] = {}  # steps that were looked at
+        self._looked_at: set[int] = set()  # threads in such a step, or after it
         self._steps = self._quiet = 0
         self._clock_windows = self._compilations = 0
         self._clock_at = self._step_at = 0.0
@@ -76,10 +77,13 @@ class Attribution:
         if self._knows_torch or not hasattr(torch, "nn"):
             return
         self._knows_torch = True
-        self.windows.frames.know_torch(torch)
-        self._captures.put_in()
-        if not self._agent.calls.want(self):
-            self._say("skipped", "calls of models are not followed: a compiler is used")
+        try:
+            self.windows.frames.know_torch(torch)
+            self._captures.put_in()
+            if not self._agent.calls.want(self):
+                self._say("skipped", "calls of models are not followed: a compiler is used")
+        except Exception as error:
+            self._fault(error)
 
     def pause(self) -> None:
         """Another profiler comes, or recording ends."""
@@ -123,7 +127,8 @@ class Attribution:
     def step_ends(self) -> None:
         """Its end. What the main thread does up to its next step is looked at, too; other threads may not come back."""
         thread = get_ident()
-        if thread in self._operators.threads and thread not in self.windows.capturing and not _is_main_thread():
+        if thread in self._looked_at and thread not in self.windows.capturing and not _is_main_thread():
+            self._looked_at.discard(thread)
             self._operators.end()
 
     def mark_begins(self, name: str, attributes: dict[str, Any]) -> bool:
@@ -149,16 +154,19 @@ class Attribution:
         done = self._by_kind.get(kind.key, 0)
         if done < self._wanted and self._may_look(done):
             if window is None or window.by_clock or window.over:
+                self._looked_at.clear()
                 self._open("steps of %s" % kind.text, by_clock=False)
             if self.windows.current is not None:
                 self._by_kind[kind.key] = done + 1
                 self._steps += 1
                 self._quiet = self._quiet if done else 0
+                self._looked_at.add(get_ident())
                 self._operators.begin()
             return
-        if window is not None and not window.by_clock and (window.over or window.thread == get_ident()):
+        self._looked_at.discard(get_ident())
+        if window is not None and not window.by_clock and (window.over or not self._looked_at):
             self.windows.close()
-        if self.windows.current is None:
+        if window is None or not window.by_clock:
             self._operators.end()
         self._quiet += 1
         if self._quiet >= WATCHED_STEPS or (self._quiet == WIDE_STEPS and not self._agent.calls.narrow(self)):
@@ -260,8 +268,7 @@ class Attribution:
             self._operators.begin()
 
     def _capture_ended(self, since: int, until: int) -> None:
-        window = self.windows.current
-        if window is None or window.thread != get_ident():
+        if self.windows.current is None or get_ident() not in self._looked_at:
             self._operators.end()
         self.windows.event("capture", "", since, until)
 

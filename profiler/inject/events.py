@@ -118,12 +118,15 @@ class Events:
             with self._lock:
                 # Taken out first: a signal handler may come in here again.
                 lines, self._unwritten = [*self._unwritten, line], []
-                if not self._write("".join(each + "\n" for each in lines).encode("utf-8", "replace")):
+                if not self._write(lines):
+                    # A long line must not keep a short one out, which may say why there is no room.
+                    lines = [each for each in lines if len(lines) == 1 or not self._write([each])]
                     self._unwritten = (lines + self._unwritten)[:_UNWRITTEN_MAX]
         except Exception:
             pass
 
-    def _write(self, data: bytes) -> bool:
+    def _write(self, lines: "list[str]") -> bool:
+        data = "".join(line + "\n" for line in lines).encode("utf-8", "replace")
         try:
             flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
             file = above_standard(os.open(self.stem + ".jsonl", flags, 0o600))

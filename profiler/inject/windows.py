@@ -56,12 +56,11 @@ class _Call(ctypes.Structure):
 class Window:
     """One window, of so many launches and so long at the most."""
 
-    __slots__ = ("by_clock", "end", "launches", "left", "over", "reason", "since", "thread", "until")
+    __slots__ = ("by_clock", "end", "launches", "left", "over", "reason", "since", "until")
 
     def __init__(self, reason: str, launches: int, seconds: float, by_clock: bool) -> None:
         self.reason, self.by_clock, self.over = reason, by_clock, False
         self.launches, self.left, self.end = 0, launches, 0
-        self.thread = get_ident()
         self.since = Clock.unix_ns()
         self.until = Clock.monotonic() + seconds
 

@@ -40,7 +40,8 @@ static uint8_t kind_on[KINDS], call_on[CALLS];
 static pthread_t generator;
 static int generating, frozen, launched, hooked;
 static Buffer current, queue[QUEUE];
-static int queued, delivering;
+static int queued;
+static unsigned long handed, delivered; /* buffers, ever */
 static size_t dropped;
 static uint32_t correlation;
 static Callback subscriber;
@@ -98,11 +99,10 @@ static void *work(void *unused)
             pthread_cond_wait(&changed, &lock);
         Buffer full = queue[0];
         memmove(queue, queue + 1, --queued * sizeof *queue);
-        delivering = 1;
         pthread_mutex_unlock(&lock);
         full.complete(NULL, 0, full.data, full.size, full.used);
         pthread_mutex_lock(&lock);
-        delivering = 0;
+        delivered++;
         pthread_cond_broadcast(&changed);
     }
     return NULL;
@@ -116,6 +116,7 @@ static void hand_over(int by_worker)
         return;
     if (by_worker && worker_pid == getpid() && queued < QUEUE) {
         queue[queued++] = full;
+        handed++;
         pthread_cond_broadcast(&changed);
     } else /* a forked child has no worker */
         full.complete(NULL, 0, full.data, full.size, full.used);
@@ -198,7 +199,8 @@ static void in_child(void)
 {
     static const pthread_mutex_t fresh = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
     lock = fresh;
-    queued = delivering = 0;
+    queued = 0;
+    delivered = handed;
 }
 
 int cuptiActivityRegisterCallbacks(Request r, Complete c)
@@ -279,7 +281,7 @@ int cuptiActivityFlushAll(uint32_t flag)
     while (fails("hang"))
         pause();
     pthread_mutex_lock(&lock);
-    while ((queued || delivering) && worker_pid == getpid())
+    for (unsigned long now_handed = handed; delivered < now_handed && worker_pid == getpid();)
         pthread_cond_wait(&changed, &lock);
     if (current.used)
         hand_over(0);
