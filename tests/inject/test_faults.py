@@ -13,6 +13,7 @@ import pytest
 from inject.harness import PYTHON, TIMEOUT_S, Lab, check_whole, own_lines
 
 from spikeprof.profiler.importers import open_trace
+from spikeprof.profiler.inject.events import Events
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -247,6 +248,26 @@ def test_a_disk_that_is_full(lab: Lab) -> None:
         )
     finally:
         subprocess.run(["umount", "-l", disk], check=False)
+
+
+def test_a_line_for_which_there_is_no_room_keeps_no_other_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    room = [100]
+
+    def write(self: Events, lines: list[str]) -> bool:
+        if sum(map(len, lines)) > room[0]:
+            return False
+        written.extend(lines)
+        return True
+
+    monkeypatch.setattr(Events, "_write", write)
+    events = Events(str(tmp_path))
+    events.event(ev="launches", t=1, launches=["x" * 200])
+    events.event(ev="window", t=2)
+    assert written == ['{"ev":"window","t":2}']
+    room[0] = 1000
+    events.event(ev="finished", t=3)
+    assert [line[:14] for line in written] == ['{"ev":"window"', '{"ev":"launche', '{"ev":"finishe']
 
 
 def test_a_limit_on_file_size(lab: Lab) -> None:
