@@ -37,7 +37,7 @@ SPOOL_FOLDER = "spool"
 SESSION_FILE = "session.json"
 
 #: What can be scanned of a module (profiler/inject/numerics/watch.py).
-NUMERICS_ROLES = ("output", "input", "weight")
+NUMERICS_ROLES = ("output", "input", "weight", "gradient")
 
 #: Where traces go when no folder is named.
 TRACES_FOLDER = "spikeprof-traces"
@@ -52,7 +52,7 @@ class RunOptions:
     launches each kernel. ``capture_range`` records between cudaProfilerStart and cudaProfilerStop only. ``counters``
     are names of metrics (``counter_metrics``), sampled every ``counters_interval_ns``, ``counters_samples`` at most.
     ``numerics_every`` n: the tensors of every n-th step are scanned, of modules whose names match one of
-    ``numerics_modules``, in ``numerics_roles`` (output, input, weight); 0 = none.
+    ``numerics_modules``, in ``numerics_roles`` (output, input, weight, gradient); 0 = none.
     ``graph`` names a factory of the model, whose static graph is read and timed once the program has ended.
     """
 

@@ -33,8 +33,8 @@ _SCANNED = ("at_once", "later", "changed")
 class Watch:
     """A model that is watched until ``close``, or the end of a ``with``."""
 
-    def __init__(self, numerics: Numerics | None, told: list[dict[str, Any]]) -> None:
-        self._numerics, self._told = numerics, told
+    def __init__(self, numerics: Numerics | None, told: list[dict[str, Any]], agent: Any = None) -> None:
+        self._numerics, self._told, self._agent = numerics, told, agent
         self._points: dict[int, tuple[str, str, str]] = {}
         self._records: deque[bytes] = deque(maxlen=KEPT_MAX)
         self._captures: Captures | None = None
@@ -51,6 +51,17 @@ class Watch:
     ) -> None:
         """Close it."""
         self.close()
+
+    def look(self, name: str, tensor: Any, *, role: str = "kv", dtype: str = "") -> None:
+        """Scan a tensor that no module gives, such as pages of a KV cache.
+
+        ``dtype`` says what its bytes are where torch does not know it: int4 for two codes in each byte of a uint8
+        tensor. Outside of the model's calls it belongs to the step before.
+        """
+        if self._numerics is not None:
+            self._numerics.look_at(name, tensor, role, dtype)
+        elif self._agent is not None:
+            self._agent.look_at(name, tensor, role, dtype)
 
     def collect(self) -> None:
         """Take what was found so far out of the ring, which holds 32,768 scans; waits for nothing."""
@@ -127,9 +138,9 @@ class Watch:
 def watch(model: Any, *, every: int = 1, modules: Sequence[str] = ("*",), roles: Sequence[str] = ("output",)) -> Watch:
     """Scan what the modules of a ``torch.nn.Module`` give, in every ``every``-th call of it.
 
-    ``modules``: shell patterns of names below ``model``. ``roles``: output, input, weight (once). A model that was
-    compiled is watched as a whole: of what is compiled only the result can be seen. Raises TypeError for what is no
-    module, ValueError for roles that do not exist.
+    ``modules``: shell patterns of names below ``model``. ``roles``: output, input, weight (once), gradient (of
+    outputs). A model that was compiled is watched as a whole: of what is compiled only the result can be seen. Raises
+    TypeError for what is no module, ValueError for roles that do not exist.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(model, torch.nn.Module):
@@ -141,9 +152,10 @@ def watch(model: Any, *, every: int = 1, modules: Sequence[str] = ("*",), roles:
         from _spikeprof.hooks import the_agent  # type: ignore[import-not-found]
 
         agent = the_agent()
-        if hasattr(agent, "watch_model"):  # an agent older than this package has none
-            agent.watch_model(model, every, tuple(modules), tuple(roles))
-        return Watch(None, [])
+        if not hasattr(agent, "look_at"):  # an agent older than this package
+            return Watch(None, [])
+        agent.watch_model(model, every, tuple(modules), tuple(roles))
+        return Watch(None, [], agent)
     told: list[dict[str, Any]] = []
     numerics = Numerics(lambda **event: told.append(event), every, tuple(modules), tuple(roles))
     watched = Watch(numerics, told)

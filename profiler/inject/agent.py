@@ -461,6 +461,11 @@ class Agent:
             except Exception as error:
                 self.spool.event(ev="note", text="spikeprof.watch: %s: %s" % (type(error).__name__, error))
 
+    def look_at(self, name: str, tensor: object, role: str, dtype: str) -> None:
+        """Scan a tensor that the program names."""
+        if self._numerics is not None:
+            self._numerics.look_at(name, tensor, role, dtype)
+
     def _each_part(self, what: str) -> None:
         for part in self._parts:
             getattr(part, what)()

@@ -3,7 +3,8 @@
 ::
 
     part.py              the agent's side: when to watch, the file of records
-      └ watch.py         models, their modules, the hooks in them
+      └ watch.py         models, their modules, steps
+          ├ roots.py     the hooks in them
           └ looks.py     tensors on their way to a scanner: which wait, which are the same
               └ scanners.py       one for each device: launches
                   ├ scan_triton.py  the kernels; loaded only where the program has torch and Triton

@@ -29,10 +29,11 @@ _PATIENCE_MS = 50
 class Place:
     """What is scanned of a watched module: its names, its role, a point for each of its tensors."""
 
-    __slots__ = ("class_name", "path", "points", "role", "root", "same", "writes_input")
+    __slots__ = ("class_name", "dtype", "path", "points", "role", "root", "same", "writes_input")
 
-    def __init__(self, root: int, path: str, class_name: str, role: str) -> None:
+    def __init__(self, root: int, path: str, class_name: str, role: str, dtype: str = "") -> None:
         self.root, self.path, self.class_name, self.role = root, path, class_name, role
+        self.dtype = dtype  # what its bytes are, where torch does not know it
         self.points: dict[int, int] = {}  # which of its tensors -> point
         self.same: set[tuple[int, int]] = set()
         self.writes_input = False
@@ -85,7 +86,8 @@ class Looks:
     def see(self, place: "Place", index: int, tensor: "Any") -> None:
         """Scan a tensor now, or let it wait."""
         version = self._version(tensor)
-        scanner = self.quick.get(tensor.get_device()) if type(tensor) in self._plain else None
+        may_wait = type(tensor) in self._plain and not place.dtype
+        scanner = self.quick.get(tensor.get_device()) if may_wait else None
         if scanner is not None and tensor.numel() <= WAITING_ITEMS:
             self.wait(scanner, place, index, tensor, version, tensor.numel())
             return
@@ -98,7 +100,9 @@ class Looks:
         scanner = form and self._scanner(place, tensor.device)
         if form is None or scanner is None:
             return
-        if tensor.get_device() in self.quick and tensor.numel() <= WAITING_ITEMS:  # the first of this device
+        if (
+            may_wait and tensor.get_device() in self.quick and tensor.numel() <= WAITING_ITEMS
+        ):  # the first of this device
             self.wait(scanner, place, index, tensor, version, tensor.numel())
             return
         self._add(scanner, place, tensor, form, self._tag(self.order, form, point))
@@ -173,11 +177,11 @@ class Looks:
 
     def _form(self, place: "Place", tensor: "Any") -> "Optional[Format]":
         """Its format; None, and the reason noted, where it cannot be scanned."""
-        form = self._forms.get(tensor.dtype)
+        form = FORMATS.get(place.dtype) if place.dtype else self._forms.get(tensor.dtype)
         if type(tensor) not in self._plain:
             self.unchecked(place.path, "a tensor of class %s" % type(tensor).__name__)
-        elif form is None:
-            self.unchecked(place.path, "dtype %s" % str(tensor.dtype).rpartition(".")[2])
+        elif form is None or form.item_bytes != tensor.element_size():
+            self.unchecked(place.path, "dtype %s" % (place.dtype or str(tensor.dtype).rpartition(".")[2]))
         elif tensor.layout != self._torch.strided:
             self.unchecked(place.path, "layout %s" % tensor.layout)
         else:

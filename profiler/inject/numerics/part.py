@@ -61,6 +61,11 @@ class NumericsPart:
         if self._numerics is not None:
             self._numerics.attach(model)
 
+    def look_at(self, name: str, tensor: Any, role: str, dtype: str) -> None:
+        """Scan a tensor that the program names."""
+        if self._numerics is not None and not self._over:
+            self._numerics.look_at(name, tensor, role, dtype)
+
     def step_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """See calls.py."""
         if self._numerics is not None:

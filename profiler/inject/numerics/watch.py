@@ -1,4 +1,4 @@
-"""Which modules are watched: models, their submodules, the hooks in them, and the steps that are looked at.
+"""Which modules are watched: models and their submodules, and the steps that are looked at.
 
 A model is found when it is called for the first time, as the outermost module; its submodules get forward hooks, for
 the steps that are looked at. An output that several modules hand on is scanned once; the others are noted as the same.
@@ -7,118 +7,20 @@ A module that writes into its own input is learned at its first call: from then 
 
 import sys
 import weakref
-from contextlib import nullcontext
 from fnmatch import fnmatchcase
 
 from ..events import RLock, get_ident
 from .looks import Looks, Place, tensors_in
-from .scanners import WAITING_ITEMS, WAITING_ITEMS_MAX, WAITING_MAX
+from .roots import Hook, OutputHook, Root, always, hands_on
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any, Optional
 
-ROLES = ("output", "input", "weight")
+ROLES = ("output", "input", "weight", "gradient")
 
 _COMPILED = "inside a compiled model: its output is checked, not what is in it"
-
-#: Classes that hand their input on as it is.
-_HAND_ON = ("Identity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout")
-
-
-class _Hook:
-    """A hook of a module. Pickled with the model, it becomes one that does nothing and needs nothing of ours."""
-
-    __slots__ = ("_call",)
-
-    def __init__(self, call: "Callable[..., None]") -> None:
-        self._call = call
-
-    def __call__(self, *args: "Any") -> None:
-        """What torch calls; never changes what the module gets or gives."""
-        self._call(*args)
-
-    def __reduce__(self) -> "tuple[Any, ...]":
-        """See above."""
-        return getattr, (nullcontext(), "__exit__")
-
-    def __deepcopy__(self, _memo: object) -> "Any":
-        """A copy of a model is not watched."""
-        return nullcontext().__exit__
-
-
-class _OutputHook(_Hook):
-    """The hook that every watched module has: what it does for a small tensor on a GPU, it does without a call."""
-
-    __slots__ = ("_looks", "_numerics", "_place", "_root")
-
-    def __init__(self, numerics: "Numerics", root: "_Root", place: "Place") -> None:
-        self._numerics, self._looks, self._root, self._place = numerics, numerics.looks, root, place
-
-    def __call__(self, module: "Any", args: "tuple[Any, ...]", output: "Any") -> None:
-        """What torch calls."""
-        numerics = self._numerics
-        if numerics.thread != get_ident():
-            return
-        try:
-            looks = self._looks
-            if type(output) is looks.tensor:
-                for each in args:
-                    if each is output:
-                        break
-                else:
-                    scanner = looks.quick.get(output.get_device())
-                    if scanner is not None:
-                        items = output.numel()
-                        if items <= WAITING_ITEMS:
-                            version = None if looks.inference or output.is_inference() else output._version
-                            waiting = scanner.waiting
-                            if not waiting or scanner.moved():
-                                looks.wait(scanner, self._place, 0, output, version, items)
-                                return
-                            waiting.append((self._place, 0, output, version, looks.order))
-                            looks.order += 1
-                            scanner.items += items
-                            if len(waiting) >= WAITING_MAX or scanner.items >= WAITING_ITEMS_MAX:
-                                looks.flush()
-                            return
-            numerics.outputs(self._root, self._place, module, args, output)
-        except Exception as error:
-            numerics.fault(error)
-
-
-class _Root:
-    """A model that is watched: the hooks that come and go with the steps that are looked at."""
-
-    def __init__(self, module: "Any", number: int) -> None:
-        self.module, self.number = weakref.ref(module), number
-        self.hooks: list[tuple[Any, int, _Hook]] = []  # dictionary of a module, key, hook
-        self.handles: list[Any] = []
-        self.last: Any = None  # moves the end of the step behind every other hook
-        self.taken: Optional[Place] = None  # the model's own inputs, where they are watched
-        self.on = False
-        self.steps = 0
-
-    def switch(self, on: bool) -> None:
-        """Put the hooks in or take them out."""
-        if on != self.on:
-            self.on = on
-            for hooks, key, hook in self.hooks:
-                if on:
-                    hooks[key] = hook
-                else:
-                    hooks.pop(key, None)
-            if self.last is not None:
-                self.last()
-
-    def remove(self) -> None:
-        """Take out all, for good."""
-        self.switch(False)
-        self.hooks.clear()
-        for handle in self.handles:
-            handle.remove()
-        self.handles.clear()
 
 
 class Numerics:
@@ -132,12 +34,15 @@ class Numerics:
         self._every, self._patterns, self._roles = max(every, 1), patterns, roles
         self.looks = Looks(say, self._every)
         self._lock = RLock()
-        self._roots: dict[int, _Root] = {}
+        self._roots: dict[int, Root] = {}
         self._roots_count = 0
         self.thread = 0  # that is in a step
-        self._root: Optional[_Root] = None
+        self._root: Optional[Root] = None
         self.closed = False
         self.concurrent = 0  # steps not looked at, as another thread was in one
+        self._awaited: dict[int, Any] = {}  # outputs of the step whose gradients are waited for
+        self._backward = False  # whether the end of a backward pass is waited for
+        self._named: dict[tuple[str, str, str], Place] = {}  # tensors that the program names
 
     # -- models -------------------------------------------------------------------------------
 
@@ -160,13 +65,13 @@ class Numerics:
             if known.module() is module:
                 return
             known.remove()
-        root = self._roots[id(module)] = _Root(module, self._roots_count)
+        root = self._roots[id(module)] = Root(module, self._roots_count)
         self._roots_count += 1
         for path, each in self._modules(module):
             self._hook(root, path, each, is_root=each is module)
         root.handles += [
-            module.register_forward_pre_hook(_Hook(lambda _, args: self._begins(root, args))),
-            _always(module, _Hook(lambda *_: self._ends(root))),
+            module.register_forward_pre_hook(Hook(lambda _, args: self._begins(root, args))),
+            always(module, Hook(lambda *_: self._ends(root))),
         ]
         hooks, end = module._forward_hooks, root.handles[-1].id
         root.last = lambda: hooks.move_to_end(end) if end in hooks else None
@@ -194,20 +99,24 @@ class Numerics:
             inner = [(name, one) for name, one in each._modules.items() if one is not None]
             waiting += [("%s.%s" % (path, name) if path else name, one) for name, one in reversed(inner)]
 
-    def _hook(self, root: "_Root", path: str, module: "Any", is_root: bool) -> None:
-        handles: list[tuple[Any, Any, _Hook]] = []
+    def _hook(self, root: "Root", path: str, module: "Any", is_root: bool) -> None:
+        handles: list[tuple[Any, Any, Hook]] = []
         name = type(module).__name__
         try:
             if "output" in self._roles:
-                hook: _Hook = _OutputHook(self, root, Place(root.number, path, name, "output"))
+                hook: Hook = OutputHook(self, root, Place(root.number, path, name, "output"))
                 handles.append((module._forward_hooks, module.register_forward_hook(hook), hook))
             if "input" in self._roles:
                 taken = Place(root.number, path, name, "input")
                 if is_root:  # torch has made its list of the root's hooks by the time that they are put in
                     root.taken = taken
                 else:
-                    hook = _Hook(lambda _, args: self._inputs(taken, args))
+                    hook = Hook(lambda _, args: self._inputs(taken, args))
                     handles.append((module._forward_pre_hooks, module.register_forward_pre_hook(hook), hook))
+            if "gradient" in self._roles:
+                got = Place(root.number, path, name, "gradient")
+                hook = Hook(lambda _, args, output: self._await_gradients(got, output))
+                handles.append((module._forward_hooks, module.register_forward_hook(hook), hook))
         except Exception as error:  # a class that takes no hooks, as of torch.jit
             self.looks.unchecked(path, "it takes no hooks: %s" % type(error).__name__)
         for hooks, handle, hook in handles:
@@ -237,7 +146,7 @@ class Numerics:
 
     # -- steps --------------------------------------------------------------------------------
 
-    def _begins(self, root: "_Root", args: "tuple[Any, ...]") -> None:
+    def _begins(self, root: "Root", args: "tuple[Any, ...]") -> None:
         thread = get_ident()
         if self.thread == thread and self._root is not root:  # a root inside another
             return
@@ -250,6 +159,7 @@ class Numerics:
                     return
                 self.thread, self._root = thread, root
             self.looks.begin()
+            self._awaited.clear()
             looked_at = root.steps % self._every == 0 or self.looks.capturing()
             root.switch(looked_at)
             root.steps += 1
@@ -260,7 +170,7 @@ class Numerics:
         except Exception as error:
             self.fault(error)
 
-    def _ends(self, root: "_Root") -> None:
+    def _ends(self, root: "Root") -> None:
         if self.thread != get_ident() or self._root is not root:
             return
         try:
@@ -289,13 +199,13 @@ class Numerics:
 
     # -- what modules take and give -----------------------------------------------------------
 
-    def outputs(self, root: "_Root", place: "Place", module: "Any", args: "tuple[Any, ...]", output: "Any") -> None:
+    def outputs(self, root: "Root", place: "Place", module: "Any", args: "tuple[Any, ...]", output: "Any") -> None:
         """What a module gave, of whatever form. Faults are the caller's."""
         none = True
         for index, tensor in enumerate(tensors_in(self.looks.tensor, output)):
             none = False
             if any(each is tensor for each in args):
-                if _hands_on(module):
+                if hands_on(module):
                     continue
                 if not place.writes_input:
                     place.writes_input = True
@@ -304,9 +214,9 @@ class Numerics:
         if none:
             self.looks.unchecked(place.path, "its output holds no tensor: %s" % type(output).__name__)
 
-    def _before(self, root: "_Root", module: "Any") -> None:
+    def _before(self, root: "Root", module: "Any") -> None:
         """Scan what waits before this module runs from now on."""
-        hook = _Hook(lambda *_: self.flush() if self.thread == get_ident() else None)
+        hook = Hook(lambda *_: self.flush() if self.thread == get_ident() else None)
         handle = module.register_forward_pre_hook(hook)
         root.hooks.append((module._forward_pre_hooks, handle.id, hook))
 
@@ -319,7 +229,57 @@ class Numerics:
         except Exception as error:
             self.fault(error)
 
-    def _weights(self, root: "_Root") -> None:
+    def _await_gradients(self, place: "Place", output: "Any") -> None:
+        """Look at the gradients of what a module gave, once they are there: in the order of the backward pass."""
+        if self.thread != get_ident():
+            return
+        try:
+            for index, tensor in enumerate(tensors_in(self.looks.tensor, output)):
+                known = self._awaited.get(id(tensor))
+                if tensor.requires_grad and (known is None or known() is not tensor):  # parents hand on the same
+                    self._awaited[id(tensor)] = weakref.ref(tensor)
+                    tensor.register_hook(lambda gradient, index=index: self._gradient(place, index, gradient))
+        except Exception as error:
+            self.fault(error)
+
+    def _gradient(self, place: "Place", index: int, gradient: "Any") -> None:
+        try:
+            if self.look(place, index, gradient, ends=False) and not self._backward:
+                self._backward = True
+                self._torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
+        except Exception as error:
+            self.fault(error)
+
+    def _backward_ends(self) -> None:
+        self._backward = False
+        with self._lock:
+            if self.thread in (0, get_ident()):
+                self.flush()
+
+    def look(self, place: "Place", index: int, tensor: "Any", ends: bool = True) -> bool:
+        """Scan a tensor outside of the modules' hooks; False where another thread is in a step."""
+        with self._lock:
+            if self.closed:
+                return False
+            if self.thread not in (0, get_ident()):
+                self.concurrent += 1
+                return False
+            self.looks.see(place, index, tensor)
+            if ends and self.thread == 0:
+                self.looks.flush()
+            return True
+
+    def look_at(self, name: str, tensor: "Any", role: str, dtype: str) -> None:
+        """Scan a tensor that the program names, as one of ``dtype`` where that is not the tensor's own."""
+        try:
+            place = self._named.get((name, role, dtype))
+            if place is None:
+                place = self._named[name, role, dtype] = Place(-1, name, type(tensor).__name__, role, dtype)
+            self.look(place, 0, tensor)
+        except Exception as error:
+            self.fault(error)
+
+    def _weights(self, root: "Root") -> None:
         """Parameters and buffers, once; shared ones under their first name."""
         module = root.module()
         if "weight" not in self._roles or module is None or self.looks.capturing():
@@ -341,14 +301,3 @@ class Numerics:
     def losses(self) -> "dict[str, int]":
         """Scans that could not be made, by reason."""
         return {**self.looks.losses(), "steps of other threads at the same time": self.concurrent}
-
-
-def _always(module: "Any", hook: "_Hook") -> "Any":
-    try:
-        return module.register_forward_hook(hook, always_call=True)  # also when the step raises
-    except TypeError:
-        return module.register_forward_hook(hook)
-
-
-def _hands_on(module: "Any") -> bool:
-    return type(module).__name__ in _HAND_ON and not (module.training and getattr(module, "p", 0))

@@ -259,5 +259,35 @@ def test_of_a_compiled_model_the_output_is_checked_and_nothing_recompiles() -> N
 def test_what_is_no_module_or_role_is_refused() -> None:
     with pytest.raises(TypeError, match=r"takes a torch\.nn\.Module"):
         spikeprof.watch([])
-    with pytest.raises(ValueError, match="gradients"):
-        spikeprof.watch(Scaled(1.0), roles=("gradients",))
+    with pytest.raises(ValueError, match="moments"):
+        spikeprof.watch(Scaled(1.0), roles=("moments",))
+
+
+def test_gradients_are_seen_in_the_order_of_the_backward_pass(way: str) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), Scaled(2.0))
+    with spikeprof.watch(model, roles=("output", "gradient")) as watched:
+        for factor in (1.0, math.inf):
+            (model(torch.ones(2, 3)).sum() * factor).backward()
+    rows = watched.stats()
+    assert [(r["step"], r["module"]) for r in rows if r["role"] == "gradient"] == [
+        (step, module) for step in (0, 1) for module in ("2", "1", "0")
+    ]
+    found = {(r["step"], r["module"]): (r["amax_value"], r["inf_count"]) for r in rows if r["role"] == "gradient"}
+    assert found[0, "2"] == (1.0, 0)
+    assert found[0, "1"] == (2.0, 0)
+    assert found[1, "2"] == (None, 6)
+
+
+def test_a_tensor_that_no_module_gives_can_be_looked_at(way: str) -> None:
+    pages = torch.tensor([0x00, 0xF1, 0x2F], dtype=torch.uint8)
+    model = nn.Sequential(Scaled(1.0))
+    with spikeprof.watch(model) as watched:
+        model(torch.ones(1))
+        for _ in range(2):
+            watched.look("layers.0.keys", pages, dtype="int4")
+        watched.look("odd", torch.ones(3), dtype="int4")
+    found = [r for r in watched.stats() if r["role"] == "kv"]
+    assert [(r["module"], r["dtype"], r["elements_count"], r["saturated_count"]) for r in found] == [
+        ("layers.0.keys", "int4", 6, 4)
+    ] * 2
+    assert watched.unchecked == [("odd", "dtype int4")]
