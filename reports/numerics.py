@@ -46,7 +46,7 @@ def summary(result: Result) -> str:
     if not scans or tensors is None or steps is None:
         return ""
     looked = f"{fmt.plural(scans, 'scan')} of {fmt.plural(tensors, 'tensor')} in {fmt.plural(steps, 'step')}"
-    found = f"Inf or NaN in {fmt.count(bad)} of them" if bad else "all finite"
+    found = f"Inf or NaN in {fmt.plural(bad, 'tensor')}" if bad else "all finite"
     return "; ".join([f"{looked}, {found}", *_headrooms(result)])
 
 

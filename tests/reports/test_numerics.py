@@ -48,7 +48,7 @@ def test_the_terminal_names_the_worst_modules() -> None:
     text = screen(answer())
     part = text[text.index("Numerics ─") :].splitlines()
     assert part[1:8] == [
-        "80 scans of 4 tensors in 20 steps, Inf or NaN in 2 of them; least headroom in",
+        "80 scans of 4 tensors in 20 steps, Inf or NaN in 2 tensors; least headroom in",
         "FP16 4.00 bits",
         "The first bad value came from model.layers.1.mlp, step 12.",
         "Module                       Type   amax   Headroom  Inf, NaN  Zeros",
