@@ -99,7 +99,7 @@ def run(
     ] = "*",
     numerics_roles: Annotated[
         str,
-        typer.Option(metavar="ROLES", help="What to scan of them: output, input, weight (once), gradient; comma separated."),
+        typer.Option(metavar="ROLES", help="What to scan: output, input, weight (once), gradient; comma separated."),
     ] = "output",
     cpu_counters: Annotated[
         bool, typer.Option("--cpu-counters", help="Count CPU cache reads and misses of the program.")
