@@ -62,7 +62,7 @@ class Bench:
     def __init__(self, spool: str | None) -> None:
         if spool:
             # Nothing of the agent may stand between CUPTI and the callbacks that throw buffers away.
-            self.agent = load_agent(spool, {"graph_nodes": False})
+            self.agent = load_agent(spool, {"graph_nodes": False, "attribute_steps": 0})
             self.agent.activate()
         self.work = Workload()
         if not spool:
