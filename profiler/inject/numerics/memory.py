@@ -24,6 +24,10 @@ LASTING_ROWS = 24576
 
 _ONE = 8  # bytes of a word
 
+#: All of it, for as long as the process lives: CUDA graphs may go on writing into it, and torch's allocator knows nothing
+#: of scans under way. What nobody uses any more is used again.
+_kept: "list[Memory]" = []
+
 
 class Memory:
     """Of one GPU. ``table_words``, ``shape_words`` and ``scratch_words`` are those of a row; see scan_triton.py."""
@@ -54,6 +58,18 @@ class Memory:
         self._passing, self._lasting = 0, PASSING_ROWS
         self.written = 0  # tickets that the file has, or that are lost
         self._settled = 0  # tickets that were there at the last look
+        self.device = device
+        self.idle = False  # whether its scanner has gone
+        if pinned:
+            _kept.append(self)
+
+    def take_over(self) -> bool:
+        """Whether another scanner may have it from now on: not where graphs use it, or scans are under way."""
+        if not self.idle or self._lasting > PASSING_ROWS or 0 in self._finished[:PASSING_ROWS].tolist():
+            return False
+        self.idle = False
+        self.written = self._settled = self._newest(max(self.written, self._settled))
+        return True
 
     def reserve(self, count: int, lasting: bool) -> int:
         """The first of ``count`` rows in a row; -1 where none are free."""
@@ -122,6 +138,14 @@ class Memory:
     def nbytes(self) -> int:
         """Host memory, pinned."""
         return sum(each.numel() * _ONE for each in (self.table, self.shapes, self.finished, self.ring))
+
+
+def memory_for(torch: "Any", device: "Any", table_words: int, shape_words: int, scratch_words: int) -> "Memory":
+    """Memory that another scanner of this GPU has left, or new."""
+    for each in _kept:
+        if each.device == device and each.take_over():
+            return each
+    return Memory(torch, device, table_words, shape_words, scratch_words)
 
 
 def _words_of(tensor: "Any") -> memoryview:

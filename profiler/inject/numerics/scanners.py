@@ -12,7 +12,7 @@ from collections import deque
 
 from . import records, scan_torch
 from .formats import FORMATS, NIBBLES
-from .memory import RING_RECORDS, Memory
+from .memory import RING_RECORDS, memory_for
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class TritonScanner:
 
     def __init__(self, torch: "Any", device: "Any", kernels: "ModuleType") -> None:
         self._torch, self._device, self._kernels = torch, device, kernels
-        self.memory = Memory(
+        self.memory = memory_for(
             torch, device, kernels.TABLE_WORDS, 2 * kernels.DIMENSIONS, kernels.SCRATCH_WORDS
         )  # fmt: skip
         self._on_gpu = device.type == "cuda"
@@ -78,6 +78,12 @@ class TritonScanner:
         self.lost = self.unready = 0
         self.every = 1  # in graphs
         self.now: Callable[[], int] = lambda: 0
+
+    def __del__(self) -> None:
+        """Nothing is freed: others may use the memory."""
+        memory = getattr(self, "memory", None)
+        if memory is not None:
+            memory.idle = True
 
     def begin(self) -> None:
         """A step begins."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spikeprof.profiler.inject.numerics import memory, records
-from spikeprof.profiler.inject.numerics.memory import LASTING_ROWS, PASSING_ROWS, RING_RECORDS, Memory
+from spikeprof.profiler.inject.numerics.memory import LASTING_ROWS, PASSING_ROWS, RING_RECORDS, Memory, memory_for
 
 
 def new() -> Memory:
@@ -88,3 +89,26 @@ def test_rows_of_graphs_are_never_given_to_others() -> None:
 def test_the_host_memory_is_bounded() -> None:
     assert new().nbytes < 10 << 20
     assert memory.RING_RECORDS & (memory.RING_RECORDS - 1) == 0
+
+
+def test_what_a_scanner_has_left_is_used_again_unless_something_may_still_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = new()
+    monkeypatch.setattr(memory, "_kept", [first])
+    device = torch.device("cpu")
+
+    def asked() -> Memory:
+        return memory_for(torch, device, 4, 8, 16)
+
+    assert asked() is not first  # still in use
+    write(first, range(7))
+    first.idle = True
+    assert asked() is first
+    assert read(first, all_of_it=True) == []  # the records of the one before are not ours
+    first.idle = True
+    first.reserve(1, lasting=False)
+    assert asked() is not first  # a scan is under way
+    first.finished[:] = 1
+    first.reserve(1, lasting=True)
+    assert asked() is not first  # a graph writes into it
