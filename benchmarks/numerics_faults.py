@@ -127,11 +127,10 @@ FAULTS: dict[str, tuple[Callable[[Any], None], str]] = {
 
 def by_spikeprof(model: Any, x: Tensor) -> list[str]:
     """The modules that findings name."""
-    with spikeprof.watch(model) as watched, torch.inference_mode():
+    with spikeprof.watch(model, roles=("output", "gradient")) as watched:
         for _ in range(STEPS):
-            model(x)
-        rows = watched.stats()
-    return [finding.scope["module"] for finding in findings(rows)]
+            model(x).float().sum().backward()
+        return [finding.scope["module"] for finding in findings(watched.stats())]
 
 
 def findings(rows: list[dict[str, Any]]) -> Any:

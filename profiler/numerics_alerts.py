@@ -21,15 +21,16 @@ import numpy.typing as npt
 
 from spikeprof.profiler.assemble.numerics import Numerics, Point
 from spikeprof.profiler.inject.numerics import records as layout
-from spikeprof.profiler.inject.numerics.formats import BY_NUMBER, FLOAT, NIBBLES, Format
+from spikeprof.profiler.inject.numerics.formats import BY_NUMBER, FLOAT, NIBBLES
 
 Ints = npt.NDArray[np.int64]
 
 #: In the trace folder.
 ALERTS_FILE = "alerts.jsonl"
 
-#: Of elements at the end codes, or at the largest number of FP8, from which on they are told: of 8 bits, of 4 bits.
-SATURATED_SHARE, SATURATED_SHARE_4_BITS = 0.01, 0.25
+#: Of elements at the end codes, or at the largest number of FP8, from which on they are told: of 8 bits, of KV pages in
+#: 8 bits, of 4 bits.
+SATURATED_SHARE, SATURATED_SHARE_KV, SATURATED_SHARE_4_BITS = 0.01, 0.05, 0.25
 
 _POLL_SECONDS = 0.5
 _READ_BYTES = 8 << 20  # of a file at a time
@@ -121,7 +122,8 @@ class AlertReader:
                 end = at + header.size + size
                 if magic != layout.FRAME_MAGIC or end > len(data):
                     break
-                words = np.frombuffer(data, "<i8", size // 8, at + header.size).astype(np.int64)
+                count = size // layout.RECORD_BYTES * layout.RECORD_WORDS
+                words = np.frombuffer(data, "<i8", count, at + header.size).astype(np.int64)
                 yield int(device), int(unix_ns), words.reshape(-1, layout.RECORD_WORDS)
                 at = end
             process.records_read += at
@@ -147,40 +149,32 @@ class AlertReader:
         words = words[whole & np.isin((words[:, layout.TAG] >> 24) & 0xFF, list(BY_NUMBER))]
         words = words[np.lexsort((words[:, layout.TAG] >> 32, words[:, layout.STEP]))]
         tag, step = words[:, layout.TAG], words[:, layout.STEP]
+        forms = (tag >> 24) & 0xFF
         bad = words[:, _COLUMN["nan"]] + words[:, _COLUMN["inf"]]
         spoilt = np.flatnonzero(bad > 0)
         firsts = spoilt[np.unique(step[spoilt], return_index=True)[1]]
-        near = np.flatnonzero(_is_near(words))
+        pages = [number for number, point in process.told.points.items() if point.role == "kv"]
+        limits = np.maximum(_SHARES[forms], np.where(np.isin(tag & 0xFFFFFF, pages), SATURATED_SHARE_KV, 0.0))
+        shares = words[:, _COLUMN["saturated"]] / np.maximum(words[:, layout.ELEMENTS], 1)
+        near = np.flatnonzero((words[:, _COLUMN["amax"]] > _NEAR_BITS[forms]) | (shares >= limits))
         nears = near[np.unique(tag[near] & _POINT_AND_FORM, return_index=True)[1]]
         for row in np.sort(np.concatenate([firsts, nears])).tolist():
-            form = BY_NUMBER[int(tag[row] >> 24) & 0xFF]
+            form = BY_NUMBER[int(forms[row])]
             point = process.told.points.get(int(tag[row]) & 0xFFFFFF, _UNNAMED)
-            count = int(words[row, layout.ELEMENTS])
             if not bad[row]:
-                rule, severity, value, limit = _near(form, words[row], count)
+                severity = "warning"
+                rule = "near-overflow" if form.kind == FLOAT else "int8-saturation"
+                value, limit = float(shares[row]), float(limits[row])
+                if form.item_bytes > 1:
+                    value, limit = form.value(int(words[row, _COLUMN["amax"]])) or 0.0, form.limit
             elif process.is_first(device, int(step[row])):
                 rule, severity, value, limit = "overflow", "critical", float(bad[row]), 0.0
             else:
                 continue
             yield NumericsAlert(
                 rule, severity, point.module, point.class_name, point.role, form.name, int(step[row]), process.pid,
-                device, value, limit, count, unix_ns,
+                device, value, limit, int(words[row, layout.ELEMENTS]), unix_ns,
             )  # fmt: skip
-
-
-def _is_near(words: Ints) -> npt.NDArray[np.bool_]:
-    """Of which scans the largest magnitude is within a doubling of the limit, or too much is at the ends."""
-    form = (words[:, layout.TAG] >> 24) & 0xFF
-    share = words[:, _COLUMN["saturated"]] / np.maximum(words[:, layout.ELEMENTS], 1)
-    return np.asarray((words[:, _COLUMN["amax"]] > _NEAR_BITS[form]) | (share >= _SHARES[form]), np.bool_)
-
-
-def _near(form: Format, row: Ints, count: int) -> tuple[str, str, float, float]:
-    """(rule, severity, value, limit) of such a scan."""
-    if form.item_bytes > 1:
-        return "near-overflow", "warning", form.value(int(row[_COLUMN["amax"]])) or 0.0, form.limit
-    rule = "near-overflow" if form.kind == FLOAT else "int8-saturation"
-    return rule, "warning", int(row[_COLUMN["saturated"]]) / count, float(_SHARES[form.number])
 
 
 def _limits() -> tuple[Ints, npt.NDArray[np.float64]]:

@@ -47,6 +47,7 @@ class Spool:
     def __init__(self, folder: Path, pid: int = 7) -> None:
         self.stem = folder / f"{pid}-1000"
         points = [[number, 0, path, "Linear", "output", 0, -1] for number, path in enumerate(MODULES)]
+        points.append([3, 0, "pages", "", "kv", 0, -1])
         self.event(ev="hello", t=1)
         self.event(ev="numerics_points", t=2, points=points)
 
@@ -117,10 +118,19 @@ def test_what_comes_near_the_end_of_its_format(
     assert [(alert.rule, alert.value, alert.limit) for alert in found] == ([(rule, value, limit)] if rule else [])
 
 
+def test_pages_may_use_the_ends_more(spool: Spool, tmp_path: Path) -> None:
+    reader = AlertReader(tmp_path)
+    spool.frame([scan(0, 0, 3, "uint8", 255.0, saturated=49), scan(0, 1, 3, "int4", 15.0, saturated=249)])
+    assert reader.poll() == []
+    spool.frame([scan(1, 0, 3, "uint8", 255.0, saturated=50)])
+    assert [(alert.module, alert.role, alert.limit) for alert in reader.poll()] == [("pages", "kv", 0.05)]
+
+
 def test_limits_are_the_analyzer_s() -> None:
     defaults = Overflow()
     assert defaults.max_saturated_share == alerts.SATURATED_SHARE
     assert defaults.max_int4_saturated_share == alerts.SATURATED_SHARE_4_BITS
+    assert defaults.max_kv_saturated_share == alerts.SATURATED_SHARE_KV
     assert defaults.min_headroom_bits == 1.0  # within a doubling
     assert defaults.fp16_warn_value > defaults.fp16_limit_value / 2  # so that the doubling tells of it, too
 

@@ -28,7 +28,8 @@ def before_overflow(tensor: Tensor) -> str:
 def source_action(scans: Scans, found: Origin) -> str:
     """For the tensor that was bad first: the first of these that applies."""
     tensor = scans.tensors[scans.tensor[found.scan]]
-    before = scans.tensors[scans.tensor[found.scan - 1]].path or MODEL
+    last = scans.tensors[scans.tensor[found.scan - 1]]
+    before = last.path or MODEL
     infinite = bool(scans.inf[found.scan])
     cases = (
         (
@@ -39,6 +40,14 @@ def source_action(scans: Scans, found: Origin) -> str:
         (
             not found.before_count,
             "Look at what it takes, too: spikeprof run --numerics --numerics-roles output,input,weight -- CMD.",
+        ),
+        (
+            tensor.role == "gradient" != last.role,
+            "Look at the loss: the first gradient that was scanned is bad already.",
+        ),
+        (
+            tensor.role == "gradient",
+            f"Look at the backward pass of what follows this module: the gradient that {before} got was fine.",
         ),
         (tensor.role == "input", f"Look at what is computed between {before}, which was fine, and this input."),
         (

@@ -208,6 +208,9 @@ def test_gradients_go_bad_in_reverse_order() -> None:
     (origin,) = found(asked(*forward, *backward), "nan-origin")
     assert origin.scope == {"module": "layers.1", "role": "gradient", "dtype": "float16", "step": 0}
     assert evidence(origin)["victims_count"] == 1
+    assert "the gradient that layers.2 got was fine" in origin.recommendation
+    (origin,) = found(asked(*forward, *backward[1:]), "nan-origin")
+    assert "Look at the loss" in origin.recommendation
 
 
 @st.composite

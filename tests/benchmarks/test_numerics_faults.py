@@ -24,6 +24,7 @@ def test_what_is_said_of_ten_faults() -> None:
     report = json.loads(done.stdout)
     found = {fault: said["spikeprof"] for fault, said in report["found"].items()}
     assert len(found) == 10
-    assert [fault for fault, said in found.items() if said != "found"] == ["NaN in a gradient, none in forward"]
+    assert found.pop("NaN in a gradient, none in forward") == "seen"  # of the module before it
+    assert set(found.values()) == {"found"}
     assert report["sound_model"]["spikeprof"] == []
     assert report["cost_ratio"] == {}
