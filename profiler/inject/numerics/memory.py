@@ -24,8 +24,8 @@ LASTING_ROWS = 24576
 
 _ONE = 8  # bytes of a word
 
-#: All of it, for as long as the process lives: CUDA graphs may go on writing into it, and torch's allocator knows nothing
-#: of scans under way. What nobody uses any more is used again.
+#: All of it, for as long as the process lives: CUDA graphs may go on writing into it, and torch's allocator knows
+#: nothing of scans under way. What nobody uses any more is used again.
 _kept: "list[Memory]" = []
 
 
