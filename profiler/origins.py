@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -142,13 +142,6 @@ class Origins:
         names = pa.DictionaryArray.from_arrays(pa.array(op, mask=op < 0), pa.array(list(self.ops), pa.string()))
         arrays = [pa.array(np.arange(len(rank), dtype=np.int32)), *map(pa.array, (rank, module, stack)), names, *inputs]
         return pa.Table.from_arrays(arrays, schema=TABLES["origins"].arrow)
-
-
-def rows_table(name: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """``modules`` or ``stacks`` from rows without their numbers, which are their places."""
-    spec = TABLES[name]
-    own = spec.columns[0].name
-    return pa.Table.from_pylist([{own: i, **row} for i, row in enumerate(rows)], schema=spec.arrow)
 
 
 MATCHES = ("none", "exact", "graph", "position", "signature")

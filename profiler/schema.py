@@ -17,7 +17,9 @@ Raise ``SCHEMA_VERSION`` whenever a reader of the old version would misread the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -54,6 +56,18 @@ class Table:
     def empty(self) -> pa.Table:
         """The table with no rows: "collected, nothing happened"."""
         return self.arrow.empty_table()
+
+    def of_rows(self, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
+        """The table from rows that hold all its columns but a row number, which is filled in."""
+        rows, own = list(rows), self.columns[0].name if self.columns[0].doc == "row number" else ""
+        arrays = []
+        for column in self.columns:
+            values = [i if column.name == own else row[column.name] for i, row in enumerate(rows)]
+            if pa.types.is_dictionary(column.type):
+                arrays.append(pa.array(values, pa.string()).dictionary_encode().cast(column.type))
+            else:
+                arrays.append(pa.array(values, column.type))
+        return pa.Table.from_arrays(arrays, schema=self.arrow)
 
 
 _RANK = Column("rank", _I32, "process ordinal")

@@ -28,6 +28,17 @@ EXPECTED_REASONS = frozenset({RECORDED_WHILE_OFF, IN_FLIGHT_AT_PAUSE})
 _NULLABLE = ("devices", "topology", "origins", "model_graphs", "model_nodes", "model_tensors")
 
 
+def coded(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], list[str]]:
+    """A column of texts as (codes, labels): ``labels[codes[i]]`` is row i's text; a null has code -1."""
+    data = column.combine_chunks()
+    if isinstance(data, pa.ChunkedArray):  # a column of zero chunks stays chunked
+        return np.empty(0, np.int32), []
+    if not pa.types.is_dictionary(data.type):
+        data = data.dictionary_encode()
+    indices = pc.fill_null(data.indices, -1) if data.indices.null_count else data.indices
+    return np.asarray(indices).astype(np.int32, copy=False), data.dictionary.to_pylist()
+
+
 @dataclass(frozen=True, slots=True)
 class CollectorNote:
     """What one collector did: the part of the manifest that says what was *not* measured and why."""
@@ -104,10 +115,7 @@ class Trace:
 
     def codes(self, table: str, column: str) -> tuple[npt.NDArray[np.int32], list[str]]:
         """A dictionary column as (codes, labels): ``labels[codes[i]]`` is row i's text."""
-        data = self.table(table).column(column).combine_chunks()
-        if isinstance(data, pa.ChunkedArray):  # a table of zero chunks stays chunked
-            data = data.unify_dictionaries().combine_chunks()
-        return np.asarray(data.indices).astype(np.int32, copy=False), data.dictionary.to_pylist()
+        return coded(self.table(table).column(column))
 
     def sound(self) -> Trace:
         """The same trace without the tables whose damage shows only on reading them; they are named as damaged.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 import tiny
 
 from spikeprof.profiler.errors import MissingTable
+from spikeprof.profiler.schema import TABLES
+from spikeprof.profiler.trace import coded
 
 
 def test_an_analyzer_sees_only_what_it_declared() -> None:
@@ -58,3 +61,27 @@ def test_a_stretch_of_an_imported_trace_is_what_was_recorded() -> None:
         (3, "traced", 5, 50),
     ]
     assert trace.table("kernels").num_rows == 0
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int32(), pa.string())])
+def test_texts_are_numbered_over_all_chunks_and_a_null_is_none_of_them(kind: pa.DataType) -> None:
+    chunks = [pa.array(texts, pa.string()) for texts in (["a", "b"], ["c", None, "a"])]
+    if pa.types.is_dictionary(kind):
+        chunks = [chunk.dictionary_encode() for chunk in chunks]
+    codes, labels = coded(pa.chunked_array(chunks))
+    assert codes.dtype == "int32"
+    assert [labels[code] if code >= 0 else None for code in codes] == ["a", "b", "c", None, "a"]
+    assert sorted(labels) == ["a", "b", "c"]
+    codes, labels = coded(pa.chunked_array([], kind))
+    assert (len(codes), labels) == (0, [])
+
+
+def test_a_table_of_rows_numbers_them_and_wants_all_else() -> None:
+    row = {"rank": 0, "parent_id": -1, "path": "", "class_name": "Net"}
+    table = TABLES["modules"].of_rows([row, row | {"parent_id": 0, "path": "mlp"}])
+    assert table.schema == TABLES["modules"].arrow
+    assert table.column("module_id").to_pylist() == [0, 1]
+    assert table.column("path").to_pylist() == ["", "mlp"]
+    assert TABLES["modules"].of_rows([]) == TABLES["modules"].empty()
+    with pytest.raises(KeyError, match="class_name"):
+        TABLES["modules"].of_rows([{name: row[name] for name in ("rank", "parent_id", "path")}])

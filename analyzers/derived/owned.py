@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from spikeprof.analyzers.derived.groups import first_of_groups, group_codes
 from spikeprof.analyzers.derived.intervals import Integers, Ints, ints
 from spikeprof.analyzers.derived.kernel_origins import kernel_origins, referred
-from spikeprof.profiler.trace import Trace
+from spikeprof.profiler.trace import Trace, coded
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ def owned(trace: Trace) -> Owned:
     in_graph = (trace.column("kernels", "graph_id") != 0) | (trace.column("kernels", "graph_node_id") != 0)
     origins = trace.table("origins")
     origin, match = kernel_origins(trace)
-    ops, op_labels = _coded(origins.column("op"))
+    ops, op_labels = coded(origins.column("op"))
     return Owned(
         length=(end - start)[rows],
         origin=origin[rows],
@@ -79,17 +77,9 @@ def owned(trace: Trace) -> Owned:
         names=labels,
         in_graph=in_graph[rows],
         module=referred(trace, "module_id", "modules"),
-        op=ops,
+        op=ints(ops),
         stack=referred(trace, "stack_id", "stacks"),
         ops=op_labels,
         shapes=origins.column("input_shapes").to_pylist(),
         dtypes=origins.column("input_dtypes").to_pylist(),
     )
-
-
-def _coded(column: pa.ChunkedArray) -> tuple[Ints, list[str]]:
-    """A dictionary column with nulls as (codes, labels): a null is -1."""
-    data = column.unify_dictionaries().combine_chunks()
-    if isinstance(data, pa.ChunkedArray):  # of no rows
-        return ints([]), []
-    return ints(pc.fill_null(data.indices, -1).to_numpy()), data.dictionary.to_pylist()

@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from spikeprof.profiler import store
 from spikeprof.profiler.assemble.attributed import Names, Ops, Seen
 from spikeprof.profiler.assemble.attribution import Attribution
 from spikeprof.profiler.assemble.carry import PLACE, WANTED, Only, carry
 from spikeprof.profiler.assemble.spool import ProcessSpool
-from spikeprof.profiler.origins import MATCHES, TRITON, Origins, numbered, owner_table, rows_table
-from spikeprof.profiler.trace import CollectorNote
+from spikeprof.profiler.origins import MATCHES, TRITON, Origins, numbered, owner_table
+from spikeprof.profiler.schema import TABLES
+from spikeprof.profiler.trace import CollectorNote, coded
 
 Ints = npt.NDArray[np.int64]
 
@@ -49,8 +49,8 @@ def write_owners(folder: Path, traced: Sequence[ProcessSpool], t0_unix_ns: int) 
         for process in attributed:
             owners.find(process)
         owners.carry_over()
-        store.write_table(folder, "modules", rows_table("modules", names.modules))
-        store.write_table(folder, "stacks", rows_table("stacks", names.stacks))
+        store.write_table(folder, "modules", TABLES["modules"].of_rows(names.modules))
+        store.write_table(folder, "stacks", TABLES["stacks"].of_rows(names.stacks))
         store.write_table(folder, "origins", owners.origins.table())
         if ops.count:
             store.write_table(folder, "ops", ops.table())
@@ -106,17 +106,15 @@ class _Kernels:
         rank = column("rank")
         resumed = {p.rank: times for p in processes if len(times := _resumed(p, t0_unix_ns)) > 1}
         pauses = [_parts(resumed, rank, column("start_ns"))] if resumed else []
-        labels = store.read_columns(folder, "kernels", ["name"]).unify_dictionaries().column("name").combine_chunks()
-        if isinstance(labels, pa.ChunkedArray):  # of no kernels
-            labels = pa.array([], pa.string()).dictionary_encode()
+        name, names = coded(store.read_columns(folder, "kernels", ["name"]).column("name"))
         return cls(
             rank=rank,
             sequence=several("rank", "context_id", "stream", more=pauses),
             correlation=column("correlation_id"),
             graph=column("graph_id"),
             node=column("graph_node_id"),
-            name=np.asarray(labels.indices, np.int32),
-            names=labels.dictionary.to_pylist(),
+            name=name,
+            names=names,
             grid=several("grid_x", "grid_y", "grid_z"),
         )
 

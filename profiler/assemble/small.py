@@ -105,7 +105,7 @@ def process_table(processes: Sequence[ProcessSpool]) -> pa.Table:
                 "reason": reason,
             }
         )
-    return _table("processes", sorted(rows, key=lambda row: row["rank"]))
+    return TABLES["processes"].of_rows(sorted(rows, key=lambda row: row["rank"]))
 
 
 def _status(process: ProcessSpool) -> tuple[str, str]:
@@ -135,7 +135,7 @@ def write_tables(
     ``last_ns`` is where each rank's last record ends, in trace time.
     """
     if gpus.rows or any(p.collected for p in traced):
-        store.write_table(folder, "devices", _table("devices", list(gpus.rows.values())))
+        store.write_table(folder, "devices", TABLES["devices"].of_rows(list(gpus.rows.values())))
     windows, steps, ranges, nodes = [], [], [], []
     for process in traced:
         rank = process.rank
@@ -161,13 +161,13 @@ def write_tables(
             {"rank": rank, "graph_node_id": node, "source_node_id": source, "graph_id": graph, "t_ns": at - t0_unix_ns}
             for node, source, graph, at in process.nodes
         ]
-    store.write_table(folder, "windows", _table("windows", sorted(windows, key=lambda row: row["start_ns"])))
+    store.write_table(folder, "windows", TABLES["windows"].of_rows(sorted(windows, key=lambda row: row["start_ns"])))
     if any(p.steps for p in traced):
-        store.write_table(folder, "steps", _table("steps", sorted(steps, key=lambda row: row["start_ns"])))
+        store.write_table(folder, "steps", TABLES["steps"].of_rows(sorted(steps, key=lambda row: row["start_ns"])))
     if ranges:
-        store.write_table(folder, "ranges", _table("ranges", sorted(ranges, key=lambda row: row["start_ns"])))
+        store.write_table(folder, "ranges", TABLES["ranges"].of_rows(sorted(ranges, key=lambda row: row["start_ns"])))
     if nodes:
-        store.write_table(folder, "graph_nodes", _table("graph_nodes", _with_sources(nodes)))
+        store.write_table(folder, "graph_nodes", TABLES["graph_nodes"].of_rows(_with_sources(nodes)))
 
 
 def _with_sources(nodes: Rows) -> Rows:
@@ -212,16 +212,3 @@ def notes_of(processes: Sequence[ProcessSpool]) -> list[str]:
         if process.damaged_lines:
             notes.append(f"{process.damaged_lines} line(s) of the event file of process {process.pid} are damaged")
     return notes
-
-
-def _table(name: str, rows: Rows) -> pa.Table:
-    spec = TABLES[name]
-    own = spec.columns[0].name if spec.columns[0].doc == "row number" else None
-    arrays = []
-    for column in spec.columns:
-        values = [i if column.name == own else row[column.name] for i, row in enumerate(rows)]
-        if pa.types.is_dictionary(column.type):
-            arrays.append(pa.array(values, pa.string()).dictionary_encode().cast(column.type))
-        else:
-            arrays.append(pa.array(values, column.type))
-    return pa.Table.from_arrays(arrays, schema=spec.arrow)

@@ -17,17 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spikeprof.profiler.nesting import Nesting
-from spikeprof.profiler.origins import (
-    MATCHES,
-    TRITON,
-    Frame,
-    Origins,
-    is_operator,
-    numbered,
-    owner_table,
-    rows_table,
-    stack_row,
-)
+from spikeprof.profiler.origins import MATCHES, TRITON, Frame, Origins, is_operator, numbered, owner_table, stack_row
+from spikeprof.profiler.schema import TABLES
+from spikeprof.profiler.trace import coded
 
 Ints = npt.NDArray[np.int64]
 Tables = Mapping[str, pa.Table]
@@ -70,23 +62,12 @@ def _column(table: pa.Table, name: str) -> Ints:
     return np.asarray(table.column(name).to_numpy(), np.int64)
 
 
-def _codes(table: pa.Table, name: str) -> tuple[Ints, list[str]]:
-    data = table.column(name).combine_chunks()
-    if not pa.types.is_dictionary(data.type):
-        data = data.dictionary_encode()
-    elif isinstance(data, pa.ChunkedArray):
-        data = data.unify_dictionaries().combine_chunks()
-    if isinstance(data, pa.ChunkedArray):  # of no rows
-        return np.empty(0, np.int64), []
-    return np.asarray(data.indices, np.int64), data.dictionary.to_pylist()
-
-
 def _ops(tables: Tables) -> pa.Table | None:
     """Operators, with their rows in the table ``ops``."""
     if "ops" not in tables:
         return None
     table = tables["ops"]
-    codes, names = _codes(table, "name")
+    codes, names = coded(table.column("name"))
     real = np.array([is_operator(name) for name in names], bool)
     return table.filter(pa.array(real[codes])) if len(codes) else table
 
@@ -95,7 +76,7 @@ def _modules(tables: Tables) -> pa.Table | None:
     """Calls of modules."""
     if "ranges" not in tables:
         return None
-    codes, kinds = _codes(tables["ranges"], "kind")
+    codes, kinds = coded(tables["ranges"].column("kind"))
     chosen = np.isin(codes, [i for i, kind in enumerate(kinds) if kind == "module"])
     return tables["ranges"].filter(pa.array(chosen))
 
@@ -127,7 +108,7 @@ def _launches(tables: Tables, external: Mapping[str, Ints]) -> tuple[Ints, Ints,
         time = np.where(at >= 0, _column(ops, "start_ns")[at], time)
     calls = tables["runtime_calls"]
     if len(calls):
-        codes, names = _codes(calls, "name")
+        codes, names = coded(calls.column("name"))
         waits = np.array(["Synchronize" in name for name in names], bool)
         replays = np.array(["GraphLaunch" in name for name in names], bool)
         at = _first(_column(calls, "correlation_id"), _column(calls, "rank"), _column(kernels, "correlation_id"), rank)
@@ -155,7 +136,7 @@ def _operators(origins: Origins, ops: pa.Table | None, rows: Ints) -> tuple[Ints
     if ops is None or not len(inside):
         return op, given
     used = ops.take(pa.array(rows[inside]))
-    columns = [_codes(used, name) for name in ("name", "input_shapes", "input_dtypes")]
+    columns = [coded(used.column(name)) for name in ("name", "input_shapes", "input_dtypes")]
     distinct = numbered(*(codes for codes, _ in columns))
     texts = [[labels[i] for i in codes[distinct.first].tolist()] for codes, labels in columns]
     op[inside] = np.array([origins.op(_operator(name)) for name in texts[0]], np.int64)[distinct.code]
@@ -173,7 +154,7 @@ def _module_table(calls: pa.Table) -> tuple[Ints, pa.Table]:
     lanes = _lanes(_column(calls, "rank"), _column(calls, "thread_id"))
     parent = Nesting(lanes, _column(calls, "start_ns"), _column(calls, "end_ns")).parents()
     ranks = _column(calls, "rank")
-    names, labels = _codes(calls, "name")
+    names, labels = coded(calls.column("name"))
     module = np.full(len(parent), -1, np.int64)
     rows: list[dict[str, Any]] = []
     depth = _depths(parent)
@@ -196,7 +177,7 @@ def _module_table(calls: pa.Table) -> tuple[Ints, pa.Table]:
                     "class_name": numbered_name[1] if numbered_name else label,
                 }
             )
-    return module, rows_table("modules", rows)
+    return module, TABLES["modules"].of_rows(rows)
 
 
 def _depths(parent: Ints) -> Ints:
@@ -213,7 +194,7 @@ def _stack_table(frames: pa.Table, innermost: Ints) -> tuple[Ints, pa.Table]:
     """The stack of each launch from its innermost frame (-1 = none), and the table."""
     lanes = _lanes(_column(frames, "rank"), _column(frames, "thread_id"))
     parent = np.append(Nesting(lanes, _column(frames, "start_ns"), _column(frames, "end_ns")).parents(), -1)
-    names, labels = _codes(frames, "name")
+    names, labels = coded(frames.column("name"))
     names = np.append(names, -1)
     used = numbered(innermost)
     at, columns = innermost[used.first], []
@@ -230,7 +211,7 @@ def _stack_table(frames: pa.Table, innermost: Ints) -> tuple[Ints, pa.Table]:
         if stack:
             number[i] = len(rows)
             rows.append(stack_row(int(ranks[first]), stack))
-    return number[distinct.code][used.code], rows_table("stacks", rows)
+    return number[distinct.code][used.code], TABLES["stacks"].of_rows(rows)
 
 
 def _frame(name: str) -> Frame:

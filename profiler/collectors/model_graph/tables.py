@@ -27,7 +27,7 @@ def tables(read: Read) -> dict[str, pa.Table]:
             for position, source in enumerate(node["inputs"])
         ],
     }
-    return {name: _table(name, rows) for name, rows in made.items()}
+    return {name: TABLES[name].of_rows(rows) for name, rows in made.items()}
 
 
 def note_of(read: Read) -> CollectorNote:
@@ -101,15 +101,3 @@ def _tensors(read: Read) -> Iterable[dict[str, Any]]:
                 "storage_bytes": tensor["storage_bytes"],
             }
             number += 1
-
-
-def _table(name: str, rows: Rows) -> pa.Table:
-    spec = TABLES[name]
-    arrays = []
-    for column in spec.columns:
-        values = [row[column.name] for row in rows]
-        if pa.types.is_dictionary(column.type):
-            arrays.append(pa.array(values, pa.string()).dictionary_encode().cast(column.type))
-        else:
-            arrays.append(pa.array(values, column.type))
-    return pa.Table.from_arrays(arrays, schema=spec.arrow)
