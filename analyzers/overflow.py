@@ -16,8 +16,8 @@ overflow
 What it means: a tensor holds Inf or NaN. All that is computed from it is lost, mostly without an error.
 
 How it is found: a scan counted any of either. There is a finding for each module that was the first in some step;
-those that only took it over are in the table. Masks that a program adds on purpose as -Inf count, too, where they are
-handed from module to module.
+those that only took it over, also from the step before, are in the table. Masks that a program adds on purpose as -Inf
+count, too, where they are handed from module to module.
 
 What to do: begin with the module of ``nan-origin``. Keep what overflows in BF16 or FP32, or scale it by a power of two
 and undo that where the sum is in FP32.
@@ -171,7 +171,7 @@ class Overflow:
         sources, rising = list(origins(scans, bad)), self._trends(scans)
         findings = (
             *self._origins(scans, sources),
-            *self._overflows(scans, found, bad.first),
+            *self._overflows(scans, found, bad.first[~bad.brought_in]),
             *self._near(scans, found),
             *self._rising(scans, rising),
             *self._saturated(scans, found),
@@ -221,7 +221,7 @@ class Overflow:
                 *_number("amax_value", found.amax[tensor]),
                 Evidence("scanned_steps_count", int(found.steps[tensor])),
             ]
-            action = after_overflow(scans.tensors[tensor])
+            action = after_overflow(scans.tensors[tensor], bool(found.inf[tensor]))
             yield self._finding(scans, "overflow", int(first[tensor]), evidence, action)
 
     # ---------------------------------------------------------------- near the limit
@@ -260,20 +260,19 @@ class Overflow:
         soon = np.array(
             [by_tensor[at].overflow_step if at in by_tensor else np.inf for at in range(len(scans.tensors))]
         )
-        last = last_scans(scans)
         for tensor in self._named(scans, np.isfinite(soon), soon):
-            one, scan = by_tensor[tensor], int(last[tensor])
+            one = by_tensor[tensor]
             earliest = max(round(one.earliest) - one.last_step, 0)
             evidence = [
                 Evidence("steps_to_overflow_count", round(one.overflow_step) - one.last_step, basis="inferred"),
                 Evidence("earliest_steps_to_overflow_count", earliest, basis="inferred"),
-                *_number("amax_value", scans.amax[scan]),
+                *_number("amax_value", scans.amax[one.last_scan]),
                 Evidence("steps_per_doubling_count", 1 / one.slope),
                 Evidence("confidence_share", one.confidence, self.min_confidence_share, "min_confidence_share"),
                 Evidence("trend_correlation_ratio", one.tau, self.min_trend_ratio, "min_trend_ratio"),
             ]
             action = "Find out what accumulates in it from step to step, and bound or reset that."
-            yield self._finding(scans, "overflow-trend", scan, evidence, action)
+            yield self._finding(scans, "overflow-trend", one.last_scan, evidence, action)
 
     # ---------------------------------------------------------------- end codes, subnormals, zeros
 

@@ -1,9 +1,10 @@
 """Alerts on numerics while a program runs: reads what the targets have scanned so far, and tells of what is new.
 
 An alert is made once for each module, role and rule: of bad values only for the first module of a step that had any,
-so that those which merely took them over do not hide it. The rules are those of the analyzer ``overflow``, by its
-defaults; of the whole recording it says more. Alerts go to a callback and, one JSON object a line, into a file of the
-trace folder that only its owner can read. Losing this reader costs alerts, never a record: it takes nothing away.
+so that those which merely took them over, also from a step before, do not hide it. The rules are those of the analyzer
+``overflow``, by its defaults; of the whole recording it says more. Alerts go to a callback and, one JSON object a line,
+into a file of the trace folder that only its owner can read. Losing this reader costs alerts, never a record: it takes
+nothing away.
 """
 
 from __future__ import annotations
@@ -74,14 +75,15 @@ class _Process:
     records_read: int = 0
     bad_steps: dict[tuple[int, int], None] = field(default_factory=dict)  # device, step
 
-    def is_first(self, device: int, step: int) -> bool:
-        """Whether no bad value of the step was seen before."""
+    def is_first(self, device: int, step: int, order: int) -> bool:
+        """Whether no bad value of the step was seen before, nor was brought in by its first scan from one before."""
         if (device, step) in self.bad_steps:
             return False
+        brought_in = order == 0 and any(other == device for other, _ in self.bad_steps)
         self.bad_steps[device, step] = None
         if len(self.bad_steps) > _STEPS_KEPT:
             del self.bad_steps[next(iter(self.bad_steps))]
-        return True
+        return not brought_in
 
     @property
     def pid(self) -> int:
@@ -167,7 +169,7 @@ class AlertReader:
                 value, limit = float(shares[row]), float(limits[row])
                 if form.item_bytes > 1:
                     value, limit = form.value(int(words[row, _COLUMN["amax"]])) or 0.0, form.limit
-            elif process.is_first(device, int(step[row])):
+            elif process.is_first(device, int(step[row]), int(tag[row] >> 32)):
                 rule, severity, value, limit = "overflow", "critical", float(bad[row]), 0.0
             else:
                 continue

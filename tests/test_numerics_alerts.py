@@ -83,8 +83,16 @@ def test_the_first_bad_module_of_a_step_is_told_once(spool: Spool, tmp_path: Pat
     assert alert == expected
     spool.frame([scan(4, 1, 1, inf=9), scan(4, 2, 2, nan=1000)])
     assert reader.poll() == []
-    spool.frame([scan(5, 0, 0, nan=1), scan(5, 1, 1, inf=9)])  # another one is the first now
+    spool.frame([scan(5, 0, 1), scan(5, 1, 0, nan=1), scan(5, 2, 1, inf=9)])  # another one is the first now
     assert told(reader.poll()) == [("overflow", "layers.0", 5, 1.0)]
+
+
+def test_what_comes_in_from_the_step_before_is_not_told_again(spool: Spool, tmp_path: Path) -> None:
+    reader = AlertReader(tmp_path)
+    spool.frame([scan(3, 0, 0), scan(3, 1, 1, inf=4), scan(4, 0, 0, nan=9), scan(5, 0, 2, nan=9)])
+    assert told(reader.poll()) == [("overflow", "layers.1", 3, 4.0)]
+    spool.frame([scan(3, 0, 0, nan=2)], device=1)
+    assert told(reader.poll()) == [("overflow", "layers.0", 3, 2.0)]
 
 
 def test_a_step_may_come_in_several_frames(spool: Spool, tmp_path: Path) -> None:
@@ -141,7 +149,7 @@ def test_what_is_half_written_is_read_when_it_is_whole(spool: Spool, tmp_path: P
     assert reader.poll() == []
     with spool.stem.with_suffix(records.SUFFIX).open("ab") as file:
         file.write(rest)
-    spool.frame([scan(1, 0, 2, nan=1)])
+    spool.frame([scan(1, 1, 2, nan=1)])
     assert told(reader.poll()) == [("overflow", "layers.1", 0, 3.0), ("overflow", "layers.2", 1, 1.0)]
 
 
@@ -170,7 +178,7 @@ def test_the_thread_writes_a_private_file_and_reads_the_rest_at_the_end(spool: S
     while not seen and time.monotonic() < until:
         time.sleep(0.05)
     assert told(seen) == [("overflow", "layers.1", 0, 3.0)]  # before the end
-    spool.frame([scan(1, 0, 2, nan=1)])
+    spool.frame([scan(1, 1, 2, nan=1)])
     alerting.stop()
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [line["module"] for line in lines] == ["layers.1", "layers.2"]
@@ -235,7 +243,7 @@ def test_however_the_file_grows_the_same_is_told(
     folder = tmp_path_factory.mktemp("spool")
     spool = Spool(folder)
     for step, count in enumerate(bad):
-        spool.frame([scan(step, order, order, nan=count if order == step % 3 else 0) for order in range(3)])
+        spool.frame([scan(step, 1 + order, order, nan=count if order == step % 3 else 0) for order in range(3)])
     file = spool.stem.with_suffix(records.SUFFIX)
     data = file.read_bytes()
     at_once = AlertReader(folder).poll()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spikeprof.analyzers.derived.intervals import Ints, ints
+from spikeprof.analyzers.derived.intervals import Bools, Ints, ints
 from spikeprof.analyzers.derived.numerics_scans import Scans, Tensor
 
 
@@ -23,6 +23,7 @@ class BadSteps:
 
     first: Ints  # scan
     tensors_count: Ints
+    brought_in: Bools  # bad from its very first scan on, as the step before it was
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,10 @@ def bad_steps(scans: Scans) -> BadSteps:
     number = len(scans.tensors)
     pairs = np.unique(group * number + scans.tensor[bad])
     of_group = np.bincount(pairs // number, minlength=1) if len(pairs) else ints([])
-    return BadSteps(bad[first], ints(of_group[group[first]]))
+    groups = group[first]
+    begins = np.searchsorted(scans.step_group, groups)
+    after_bad = np.isin(groups - 1, groups) & (scans.rank[np.maximum(begins - 1, 0)] == scans.rank[begins])
+    return BadSteps(bad[first], ints(of_group[groups]), after_bad & (bad[first] == begins))
 
 
 def origins(scans: Scans, found: BadSteps) -> Iterator[Origin]:

@@ -27,11 +27,14 @@ BINS = 64
 class Trend:
     """The trend of one watched tensor: bits are doublings of amax. Steps are numbers of steps, not counted from now.
 
+    ``last_scan`` is the last one with a finite magnitude, in step ``last_step``.
+
     ``overflow_step`` is where the line through the medians reaches the limit; ``earliest`` and ``latest`` follow from
     the bounds of the slope, ``latest`` infinite where the lower bound does not rise.
     """
 
     tensor: int
+    last_scan: int
     steps_count: int
     last_step: int
     slope: float  # bits per step
@@ -59,7 +62,7 @@ def trends(scans: Scans, least_steps: int, confidence: float) -> list[Trend]:
         steps, highest = _by_step(step[begin:end], height[begin:end])
         if len(steps) >= least_steps:
             limit = math.log2(scans.limit[usable[begin]])
-            found.append(_trend(int(tensor[begin]), steps, highest, limit, confidence))
+            found.append(_trend(int(tensor[begin]), int(usable[end - 1]), steps, highest, limit, confidence))
     return found
 
 
@@ -69,7 +72,7 @@ def _by_step(step: Ints, height: Floats) -> tuple[Ints, Floats]:
     return step[first], np.maximum.reduceat(height, first) if len(first) else height
 
 
-def _trend(tensor: int, step: Ints, height: Floats, limit: float, confidence: float) -> Trend:
+def _trend(tensor: int, last_scan: int, step: Ints, height: Floats, limit: float, confidence: float) -> Trend:
     x, y = binned(step, height)
     pairs_a, pairs_b = np.triu_indices(len(x), 1)
     slopes = np.sort((y[pairs_b] - y[pairs_a]) / (x[pairs_b] - x[pairs_a]))
@@ -83,6 +86,7 @@ def _trend(tensor: int, step: Ints, height: Floats, limit: float, confidence: fl
     now = middle + slope * x[-1]
     return Trend(
         tensor,
+        last_scan,
         len(step),
         int(step[-1]),
         slope,

@@ -11,8 +11,10 @@ SCALE_UP = "Scale it up by a power of two before it is rounded to this format, o
 _NARROW = ("float16", "float8_e4m3fn", "float8_e5m2")
 
 
-def after_overflow(tensor: Tensor) -> str:
-    """For a tensor that holds Inf or NaN."""
+def after_overflow(tensor: Tensor, infinite: bool) -> str:
+    """For a tensor that holds NaN, and Inf where ``infinite``."""
+    if not infinite:
+        return "Look for 0 / 0 or a row that is masked whole, and for what a bad step before left in a cache."
     if _is_narrow(tensor):
         return "Keep it in BF16 or FP32, or scale it by a power of two and undo that after the sum."
     return "Look for a division by zero, Inf - Inf, or a row that is masked whole."

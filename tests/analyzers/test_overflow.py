@@ -141,7 +141,8 @@ def test_the_first_bad_scan_of_the_first_bad_step_is_the_origin() -> None:
 
 def test_tensors_that_were_bad_first_in_a_step_are_found_once_each() -> None:
     rows = [bad(step, order, f"m{order}") for step in range(3) for order in range(5)]
-    rows += [bad(step, 5, f"later{step}") for step in range(3, 6)]
+    for step in range(3, 6):
+        rows += [scan(step, 0, "fine"), bad(step, 5, f"later{step}")]
     result = asked(*rows[:15])
     (overflow,) = found(result, "overflow")
     assert overflow.scope == {"module": "m0", "dtype": "float16", "step": 0}
@@ -149,6 +150,22 @@ def test_tensors_that_were_bad_first_in_a_step_are_found_once_each() -> None:
     assert (evidence(overflow)["inf_count"], evidence(overflow)["nan_count"]) == (6, 15)
     named = [finding.scope["module"] for finding in found(asked(*rows), "overflow")]
     assert named == ["m0", "later3", "later4"]  # no more of one rule
+
+
+def test_what_comes_in_from_the_step_before_is_not_named_again() -> None:
+    rows = [
+        scan(0, 0, "a"),
+        bad(0, 1, "b"),
+        bad(1, 0, "a"),
+        bad(1, 1, "b"),
+        scan(2, 0, "a"),
+        bad(2, 1, "c", inf_count=0),
+    ]
+    overflows = found(asked(*rows), "overflow")
+    assert [finding.scope["module"] for finding in overflows] == ["b", "c"]
+    assert "left in a cache" in overflows[1].recommendation
+    alone = [bad(0, 0, "a", rank=0), bad(0, 0, "b", rank=1)]  # of another process
+    assert [finding.scope["module"] for finding in found(asked(*alone), "overflow")] == ["a", "b"]
 
 
 def test_the_worst_tensors_come_first_in_the_order_in_which_they_went_bad() -> None:
@@ -329,6 +346,7 @@ def test_growth_tells_the_step_of_the_overflow() -> None:
     result = asked(*rows)
     (finding,) = result.findings
     assert finding.rule == "overflow-trend"
+    assert finding.scope["step"] == 39
     # log2(65504) = 15.9993: at 0.1 bits a step it is reached at step 159.99, 121 after step 39.
     assert evidence(finding)["steps_to_overflow_count"] == 121
     assert evidence(finding)["steps_per_doubling_count"] == pytest.approx(10)
@@ -336,6 +354,14 @@ def test_growth_tells_the_step_of_the_overflow() -> None:
     assert table(result, "trends", "overflow_step", "earliest_overflow_step", "latest_overflow_step") == [
         (160, 160, 160)
     ]
+
+
+def test_growth_that_ended_in_nan_is_told_of_its_last_finite_step() -> None:
+    rows = [scan(step, 0, "a", 2.0 ** (step / 10)) for step in range(40)]
+    rows += [bad(40, 0, "a", amax=math.nan)]
+    (finding,) = found(asked(*rows), "overflow-trend")
+    assert (finding.scope["step"], evidence(finding)["steps_to_overflow_count"]) == (39, 121)
+    assert evidence(finding)["amax_value"] == 2.0**3.9
 
 
 def test_a_few_steps_that_stick_out_change_little() -> None:

@@ -40,9 +40,7 @@ def test_alerts_come_while_the_program_runs_and_the_report_names_the_layer(real:
         time.sleep(0.1)
     assert running.poll() is None  # it waits for its input: what was told was told before its end
     told = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [
-        (one["rule"], one["module"], one["step"]) for one in told if one["module"].startswith("layers.5.mlp.a")
-    ] == [
+    assert [(one["rule"], one["module"], one["step"]) for one in told] == [
         ("near-overflow", "layers.5.mlp.activation", 22),
         ("overflow", "layers.5.mlp.activation", 24),
     ]
