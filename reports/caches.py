@@ -7,7 +7,7 @@ from typing import Any
 
 from spikeprof.analyzers.base import Result
 from spikeprof.reports import format as fmt
-from spikeprof.reports.class_names import shapes
+from spikeprof.reports.class_names import shapes, with_bounds
 from spikeprof.reports.kernel_names import printable
 from spikeprof.reports.model import PlainTable, Report, rows
 from spikeprof.reports.screen import Column, Screen, print_classes
@@ -75,9 +75,7 @@ def _classes(table: PlainTable, columns: Sequence[str]) -> PlainTable:
         made["match"] = [_MATCHES.get(match, match) for match in made["match"]]
     if not any(made.get("pattern", ())):
         made.pop("pattern", None)
-    kept = [name for name in columns if name in made]
-    bounds = [f"{bound}_{name}" for name in kept for bound in ("low", "high")]
-    return {name: made[name] for name in (*kept, *bounds) if name in made}
+    return with_bounds(made, columns)
 
 
 def notes(result: Result) -> list[str]:

@@ -1,4 +1,4 @@
-"""Names of classes of identical launches: the kernel's name, and what tells apart classes of one kernel."""
+"""Tables of classes of identical launches: names, what tells apart classes of one kernel, values with their bounds."""
 
 from __future__ import annotations
 
@@ -32,3 +32,10 @@ def shapes(table: PlainTable, of: str) -> list[str]:
     """Grids or blocks as ``132×1×1``; trailing ones are left out: ``132``."""
     parts: Sequence[tuple[int, int, int]] = list(zip(*(table[f"{of}_{side}"] for side in ("x", "y", "z")), strict=True))
     return ["×".join(str(n) for n in (x, y, z)[: 3 if z != 1 else 2 if y != 1 else 1]) for x, y, z in parts]
+
+
+def with_bounds(table: PlainTable, columns: Sequence[str]) -> PlainTable:
+    """Those of the columns that there are, in this order, and behind them their bounds (``low_…``, ``high_…``)."""
+    kept = [name for name in columns if name in table]
+    bounds = [f"{bound}_{name}" for name in kept for bound in ("low", "high")]
+    return {name: table[name] for name in (*kept, *bounds) if name in table}

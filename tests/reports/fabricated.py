@@ -241,6 +241,11 @@ def tables() -> dict[str, dict[str, list[Any]]]:
     }
 
 
+def alone(result: Result) -> Report:
+    """A report of one answer."""
+    return Report(manifest(), (result,), "t")
+
+
 def rich() -> Report:
     return Report(manifest(), (truth(), kernel_latency(), launch_gaps()), "infer-20251124", tables=tables())
 

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
 from counted import HITS, READ, SECTORS, TENSOR, WRITTEN, counters, four, kernel_class, trace
-from reports import fabricated
+from reports import fabricated, test_terminal
 from reports.test_html import Page
-from rich.console import Console
 
 from spikeprof.analyzers.base import Figure, Result
 from spikeprof.analyzers.cache_miss import CacheMiss
@@ -19,8 +17,6 @@ from spikeprof.reports import format as fmt
 from spikeprof.reports.class_names import class_names
 from spikeprof.reports.html import render_html
 from spikeprof.reports.html_tables import html_table
-from spikeprof.reports.model import Report
-from spikeprof.reports.terminal import render_terminal
 
 MILLISECONDS = (1e6, "ms")
 
@@ -49,9 +45,7 @@ def drawn(result: Result, figure_id: str) -> fig.Plotly:
 
 
 def screen(result: Result, width: int = 80) -> str:
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    render_terminal(Report(fabricated.manifest(), (result,), "t"), console)
-    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+    return test_terminal.screen(fabricated.alone(result), width)
 
 
 # -- words -----------------------------------------------------------------------------------------------------------
@@ -221,7 +215,7 @@ def test_an_empty_table_is_not_drawn() -> None:
 
 def test_the_page_has_a_section_for_them() -> None:
     result = answer(four(counter_samples=samples(), names=fabricated.HOSTILE[:4]))
-    text = render_html(Report(fabricated.manifest(), (result,), "t"))
+    text = render_html(fabricated.alone(result))
     page = Page(text)
     assert "Caches and DRAM" in page.shown
     assert {"counter-timeline", "cache-matrix", "memory-roof"} <= set(page.data["figures"])  # type: ignore[operator]

@@ -1,20 +1,15 @@
 from __future__ import annotations
 
-import io
-
 import pytest
 from analyzers.test_fusion_coverage import GEMM, MUL, PAIR, SILU, counted, model, owned, recorded, shapes
-from reports import fabricated
+from reports import fabricated, test_terminal
 from reports.test_html import Page
-from rich.console import Console
 
 from spikeprof.analyzers.base import Result
 from spikeprof.analyzers.fusion_coverage import FusionCoverage
 from spikeprof.analyzers.runner import run_one
 from spikeprof.reports import fusion
 from spikeprof.reports.html import render_html
-from spikeprof.reports.model import Report
-from spikeprof.reports.terminal import render_terminal
 
 
 def heavy() -> Result:
@@ -26,13 +21,11 @@ def short() -> Result:
 
 
 def screen(result: Result, width: int = 80) -> str:
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    render_terminal(Report(fabricated.manifest(), (result,), "t"), console)
-    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+    return test_terminal.screen(fabricated.alone(result), width)
 
 
 def page(result: Result) -> str:
-    return render_html(Report(fabricated.manifest(), (result,), "t"))
+    return render_html(fabricated.alone(result))
 
 
 def test_the_terminal_has_coverage_and_chains() -> None:

@@ -172,7 +172,7 @@ def test_an_analyzer_that_is_not_known_here_is_shown_too() -> None:
         tables={"per_kernel": {"kernel": ["k"], "hit_share": [0.5]}, "raw": {"a_count": [1]}},
         figures=(Figure("hit-rates", "bars", "per_kernel", x="hit_share", y="kernel"),),
     )
-    page = Page(render_html(Report(fabricated.manifest(), (other,), "t")))
+    page = Page(render_html(fabricated.alone(other)))
     assert "Page faults" in page.shown
     assert "hit-rates" in page.data["figures"]  # type: ignore[operator]
 

@@ -13,7 +13,7 @@ from spikeprof.analyzers.base import Metric, Result
 from spikeprof.profiler.errors import ForeignFile, NewerSchema
 from spikeprof.reports import json_
 from spikeprof.reports.build import build_report
-from spikeprof.reports.model import REPORT_VERSION, Report
+from spikeprof.reports.model import REPORT_VERSION
 
 DOC = Path(__file__).parents[2] / "docs" / "report-json.md"
 
@@ -34,16 +34,14 @@ def test_round_trip_of_real_results() -> None:
 
 def test_numbers_that_json_lacks_become_null() -> None:
     result = Result("a", "ok", metrics=(Metric("x_ns", float("nan")),), tables={"t": {"v_ns": [float("inf")]}})
-    found = json.loads(json_.encode(Report(fabricated.manifest(), (result,), "t")))["results"][0]
+    found = json.loads(json_.encode(fabricated.alone(result)))["results"][0]
     assert found["metrics"][0]["value"] is None
     assert found["tables"]["t"]["v_ns"] == [None]
 
 
 def test_numpy_scalars_become_numbers() -> None:
     result = Result("a", "ok", tables={"t": {"v_ns": [np.int64(3), np.float64(0.5)]}})
-    assert json.loads(json_.encode(Report(fabricated.manifest(), (result,), "t")))["results"][0]["tables"]["t"] == {
-        "v_ns": [3, 0.5]
-    }
+    assert json.loads(json_.encode(fabricated.alone(result)))["results"][0]["tables"]["t"] == {"v_ns": [3, 0.5]}
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"not json", b'{"version": 1}', b"\xff\xfe", b'{"version": "1"}'])

@@ -7,7 +7,7 @@ from typing import Any
 import graphs
 import pytest
 from graphs import kernels, node
-from reports import fabricated
+from reports import fabricated, test_terminal
 from reports.test_html import Page
 from rich.console import Console
 
@@ -16,9 +16,7 @@ from spikeprof.analyzers.model_graph import ModelGraph
 from spikeprof.analyzers.runner import run_one
 from spikeprof.reports import model_graph as say
 from spikeprof.reports.html import render_html
-from spikeprof.reports.model import Report
 from spikeprof.reports.model_graph_text import render_graph
-from spikeprof.reports.terminal import render_terminal
 
 TIMED = {
     "model": "Decoder",
@@ -59,7 +57,7 @@ def screen(result: Result, width: int = 80, encoding: str = "utf-8") -> str:
 
 
 def page(result: Result) -> str:
-    return render_html(Report(fabricated.manifest(), (result,), "t"))
+    return render_html(fabricated.alone(result))
 
 
 # -- words -----------------------------------------------------------------------------------------------------------
@@ -149,9 +147,7 @@ def test_what_all_layers_share_is_said_once(names: list[str], expected: tuple[li
 def test_a_report_has_the_graph_and_its_kernels() -> None:
     step = [("gemm", f"layers.{n}.mlp.up", "aten::mm") for n in range(12)]
     result = answer(decoder(), **kernels(*step, *step))
-    console = Console(file=io.StringIO(), width=80, color_system=None)
-    render_terminal(Report(fabricated.manifest(), (result,), "t"), console)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+    text = test_terminal.screen(fabricated.alone(result))
     assert "Model graph: 25 operators (26 nodes, the longest chain 26) by torch.export" in text
     assert "Of the kernels' time 100 % could be given to nodes; heat is of that." in text
     assert re.search(r"layers.0.mlp.up: up_0 \(gemm\) +2.00 µs +10.0 µs +5.00 µs +100 % █", text)

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import io
 import math
 from typing import Any
 
 import msgspec
 import pytest
-from reports import fabricated
+from reports import fabricated, test_terminal
 from reports.test_html import Page
-from rich.console import Console
 from scanned import asked, bad, scan
 
 from spikeprof.analyzers.base import Result
@@ -16,8 +14,6 @@ from spikeprof.profiler.trace import CollectorNote
 from spikeprof.reports import numerics as num
 from spikeprof.reports.html import render_html
 from spikeprof.reports.json_ import encode
-from spikeprof.reports.model import Report
-from spikeprof.reports.terminal import render_terminal
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m[bold]x"
 
@@ -32,16 +28,8 @@ def answer(name: str = "model.layers.1.mlp", note: CollectorNote | None = None) 
     return asked(*rows, note=note)
 
 
-def report(result: Result) -> Report:
-    return Report(fabricated.manifest(), (result,), "t")
-
-
 def screen(result: Result, width: int = 80, encoding: str = "utf-8") -> str:
-    raw = io.BytesIO()
-    file = io.TextIOWrapper(raw, encoding=encoding, errors="strict")
-    render_terminal(report(result), Console(file=file, width=width, color_system=None))
-    file.flush()
-    return raw.getvalue().decode(encoding)
+    return test_terminal.screen(fabricated.alone(result), width, encoding)
 
 
 def test_the_terminal_names_the_worst_modules() -> None:
@@ -97,7 +85,7 @@ def test_not_measured_says_what_would_measure_it() -> None:
     assert num.summary(result) == ""
     assert "Numerics ─" not in screen(result)
     assert "→ spikeprof run --numerics -- CMD" in " ".join(screen(result).split())
-    assert "Not measured: the table" in render_html(report(result))
+    assert "Not measured: the table" in render_html(fabricated.alone(result))
 
 
 def asked_nothing() -> Any:
@@ -107,7 +95,7 @@ def asked_nothing() -> Any:
 
 
 def test_the_page_has_the_heatmap_and_the_scans_around_the_first_bad_one() -> None:
-    text = [part.strip() for part in Page(render_html(report(answer()))).text]
+    text = [part.strip() for part in Page(render_html(fabricated.alone(answer()))).text]
     assert "Headroom by module and step" in text
     assert "The first step with Inf or NaN, around the first bad scan" in text
     assert "bad after it" in text
@@ -141,9 +129,10 @@ def test_joined_rows_keep_both_names() -> None:
 
 
 def test_hostile_names_stay_text() -> None:
-    text = render_html(report(answer(HOSTILE, CollectorNote("degraded", HOSTILE))))
+    text = render_html(fabricated.alone(answer(HOSTILE, CollectorNote("degraded", HOSTILE))))
     assert "<script>alert(1)" not in text
     assert "\x1b" not in screen(answer(HOSTILE))
     assert (
-        msgspec.json.decode(encode(report(answer(HOSTILE))))["results"][0]["tables"]["tensors"]["module"][0] == HOSTILE
+        msgspec.json.decode(encode(fabricated.alone(answer(HOSTILE))))["results"][0]["tables"]["tensors"]["module"][0]
+        == HOSTILE
     )

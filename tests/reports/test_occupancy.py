@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
 import tiny
 from counted import counters, kernel_class
-from reports import fabricated
+from reports import fabricated, test_terminal
 from reports.test_html import Page
-from rich.console import Console
 
 from spikeprof.analyzers.base import Result
 from spikeprof.analyzers.fusion_boundary import FusionBoundary
@@ -17,8 +15,6 @@ from spikeprof.reports import finding_text
 from spikeprof.reports import format as fmt
 from spikeprof.reports import occupancy as occ
 from spikeprof.reports.html import render_html
-from spikeprof.reports.model import Report
-from spikeprof.reports.terminal import render_terminal
 
 H100 = {"name": "NVIDIA H100 80GB HBM3", "sm_arch": "sm_90", "sm_count": 132}
 
@@ -46,13 +42,11 @@ def answer(counted: bool = True, names: tuple[str, str] = ("gemm", "add"), **mor
 
 
 def screen(result: Result, width: int = 80) -> str:
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    render_terminal(Report(fabricated.manifest(), (result,), "t"), console)
-    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+    return test_terminal.screen(fabricated.alone(result), width)
 
 
 def page(result: Result) -> str:
-    return render_html(Report(fabricated.manifest(), (result,), "t"))
+    return render_html(fabricated.alone(result))
 
 
 # -- words -----------------------------------------------------------------------------------------------------------

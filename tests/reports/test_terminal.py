@@ -132,4 +132,4 @@ def test_a_class_of_idle_time_that_is_not_known_here_is_shown_too() -> None:
     numbers = {"wall_ns": 100_000, "idle_ns": 50_000, "idle_share": 0.5, "idle_new_kind_ns": 50_000}
     metrics = tuple(Metric(name, value) for name, value in numbers.items())
     gaps = Result("launch-gaps", "ok", metrics=metrics, tables={"over_time": {"class": ["new_kind"]}})
-    assert "new kind" in screen(Report(fabricated.manifest(), (gaps,), "t"))
+    assert "new kind" in screen(fabricated.alone(gaps))
