@@ -13,5 +13,7 @@ __version__ = "0.0+fake"
 #: torch.cuda.cudart() hands this out.
 _C = SimpleNamespace(
     DisableTorchFunction=nullcontext,
-    _cudart=SimpleNamespace(cudaProfilerStart=lambda: fakegpu.profiler(1), cudaProfilerStop=lambda: fakegpu.profiler(0))
+    _cudart=SimpleNamespace(
+        cudaProfilerStart=lambda: fakegpu.profiler(1), cudaProfilerStop=lambda: fakegpu.profiler(0)
+    ),
 )
