@@ -42,11 +42,17 @@ _NONE = tl.constexpr((1 << 63) - 1)
 _TABLE = tl.constexpr(TABLE_WORDS)
 _SCRATCH = tl.constexpr(SCRATCH_WORDS)
 _DIMENSIONS = tl.constexpr(DIMENSIONS)
+_PIECE = tl.constexpr(512)  # elements that are looked at one by one, with few registers
 
 
-def constants(form, strided):
-    """The compile-time arguments of ``spikeprof_numerics_scan`` for a format."""
+def constants(form, strided, pairs):
+    """The compile-time arguments of ``spikeprof_numerics_scan`` for a format.
+
+    ``pairs``: 0 = one magnitude at a time, 1 = two in a word where that goes, 2 = by instructions made for it.
+    """
+    in_pairs = not strided and form.item_bytes <= 2 and form.kind != formats.NIBBLES
     return {
+        "PAIRS": pairs if in_pairs else 0,
         "BYTES": form.item_bytes, "KIND": form.kind, "MASK": form.sign_mask, "SPECIAL": form.special,
         "INFINITE": form.infinity, "LARGEST": form.largest, "NORMAL": form.normal, "STRIDED": strided,
         "TILE": TILE_BYTES // form.item_bytes, "STEPS": 1 if strided else STEPS,
@@ -68,7 +74,7 @@ def spikeprof_numerics_step(state, steps):
 def spikeprof_numerics_scan(table, shapes, finished, ring, state, scratch, row, every, when_ns, RING: tl.constexpr,
                 BYTES: tl.constexpr, KIND: tl.constexpr, MASK: tl.constexpr, SPECIAL: tl.constexpr,
                 INFINITE: tl.constexpr, LARGEST: tl.constexpr, NORMAL: tl.constexpr, STRIDED: tl.constexpr,
-                TILE: tl.constexpr, STEPS: tl.constexpr, CLOCK: tl.constexpr):  # fmt: skip
+                TILE: tl.constexpr, STEPS: tl.constexpr, PAIRS: tl.constexpr, CLOCK: tl.constexpr):  # fmt: skip
     """Program (i, j) takes every ``num_programs(1)``-th part from ``j`` on of the tensor in row ``row + i``.
 
     ``state`` is [step, tickets] int64. Nothing is done in steps that are no multiple of ``every``.
@@ -81,14 +87,15 @@ def spikeprof_numerics_scan(table, shapes, finished, ring, state, scratch, row, 
         sharing = tl.minimum(tl.maximum(parts, 1), tl.num_programs(1))
         if tl.program_id(1) < sharing:
             _share(table, shapes, finished, ring, state, scratch, own_row, step, items, sharing, when_ns, RING,
-                   BYTES, KIND, MASK, SPECIAL, INFINITE, LARGEST, NORMAL, STRIDED, TILE, STEPS, CLOCK)  # fmt: skip
+                   BYTES, KIND, MASK, SPECIAL, INFINITE, LARGEST, NORMAL, STRIDED, TILE, STEPS, PAIRS,
+                   CLOCK)  # fmt: skip
 
 
 @triton.jit
 def _share(table, shapes, finished, ring, state, scratch, row, step, items, sharing, when_ns, RING: tl.constexpr,
            BYTES: tl.constexpr, KIND: tl.constexpr, MASK: tl.constexpr, SPECIAL: tl.constexpr,
            INFINITE: tl.constexpr, LARGEST: tl.constexpr, NORMAL: tl.constexpr, STRIDED: tl.constexpr,
-           TILE: tl.constexpr, STEPS: tl.constexpr, CLOCK: tl.constexpr):  # fmt: skip
+           TILE: tl.constexpr, STEPS: tl.constexpr, PAIRS: tl.constexpr, CLOCK: tl.constexpr):  # fmt: skip
     """One program's share of a tensor, and the record if it is the last."""
     address = tl.load(table + row * _TABLE)
     tag = tl.load(table + row * _TABLE + 2)
@@ -96,7 +103,7 @@ def _share(table, shapes, finished, ring, state, scratch, row, step, items, shar
     shape = shapes + row * (2 * _DIMENSIONS)
     part = tl.program_id(1).to(tl.int64)
     largest, small, zero, below = _extremes(
-        address, shape, items, part, sharing, BYTES, KIND, MASK, NORMAL, STRIDED, TILE, STEPS
+        address, shape, items, part, sharing, BYTES, KIND, MASK, NORMAL, STRIDED, TILE, STEPS, PAIRS
     )
     nan = tl.zeros_like(zero)
     inf = tl.zeros_like(zero)
@@ -184,36 +191,121 @@ def _write(table, finished, ring, state, row, step, items, tag, scanned, when_ns
 
 @triton.jit
 def _extremes(address, shape, items, part, sharing, BYTES: tl.constexpr, KIND: tl.constexpr, MASK: tl.constexpr,
-              NORMAL: tl.constexpr, STRIDED: tl.constexpr, TILE: tl.constexpr, STEPS: tl.constexpr):  # fmt: skip
+              NORMAL: tl.constexpr, STRIDED: tl.constexpr, TILE: tl.constexpr, STEPS: tl.constexpr,
+              PAIRS: tl.constexpr):  # fmt: skip
     """Largest magnitude (-1 of nothing), smallest but zero, zeros, and those below normal with the zeros."""
     UNSIGNED: tl.constexpr = tl.uint64 if BYTES == 8 else tl.uint32
-    big = tl.zeros((TILE,), UNSIGNED)
+    PIECE: tl.constexpr = _PIECE if PAIRS > 0 else TILE
+    big = tl.zeros((PIECE,), UNSIGNED)
     small = big - 1
-    zero = tl.zeros((TILE,), UNSIGNED)
-    below = tl.zeros((TILE,), UNSIGNED)
+    zero = tl.zeros((PIECE,), UNSIGNED)
+    below = tl.zeros((PIECE,), UNSIGNED)
     beyond = tl.zeros((), tl.int64)  # places past the end, which are read as zeros
-    for at in range(part * (TILE * STEPS), items, sharing * (TILE * STEPS)):
-        left = items - at
-        if left >= TILE * STEPS:
-            for i in tl.static_range(STEPS):
-                bits = _load(address, shape, at + i * TILE, left, BYTES, KIND, STRIDED, TILE, False)
-                big, small, zero, below = _gather(bits, big, small, zero, below, KIND, MASK, NORMAL)
-        else:
-            for i in tl.static_range(STEPS):
-                if left > i * TILE:
-                    bits = _load(address, shape, at + i * TILE, left - i * TILE, BYTES, KIND, STRIDED, TILE, True)
+    first, step = part * (TILE * STEPS), sharing * (TILE * STEPS)
+    if PAIRS > 0:
+        whole = items // (TILE * STEPS) * (TILE * STEPS)
+        largest, least, zeros, belows = _extremes_of_pairs(
+            address, first, whole, step, BYTES, KIND, MASK, NORMAL, TILE, STEPS, PAIRS
+        )
+        # What is left is less than a part, and the program's whose turn it would be.
+        rest = tl.where(whole // (TILE * STEPS) % sharing == part, whole, items)
+        for at in range(rest, items, PIECE):
+            bits = _load(address, shape, at, items - at, BYTES, KIND, STRIDED, PIECE, True)
+            big, small, zero, below = _gather(bits, big, small, zero, below, KIND, MASK, NORMAL)
+            beyond += tl.maximum(PIECE - (items - at), 0)
+    else:
+        for at in range(first, items, step):
+            left = items - at
+            if left >= TILE * STEPS:
+                for i in tl.static_range(STEPS):
+                    bits = _load(address, shape, at + i * TILE, left, BYTES, KIND, STRIDED, TILE, False)
                     big, small, zero, below = _gather(bits, big, small, zero, below, KIND, MASK, NORMAL)
-                    beyond += tl.maximum(TILE - (left - i * TILE), 0)
+            else:
+                for i in tl.static_range(STEPS):
+                    if left > i * TILE:
+                        bits = _load(address, shape, at + i * TILE, left - i * TILE, BYTES, KIND, STRIDED, TILE, True)
+                        big, small, zero, below = _gather(bits, big, small, zero, below, KIND, MASK, NORMAL)
+                        beyond += tl.maximum(TILE - (left - i * TILE), 0)
     if KIND == _NIBBLES:
         beyond *= 2
-    largest = tl.max(big, axis=0).to(tl.int64 if BYTES == 8 else tl.int32)
-    least = tl.min(small, axis=0).to(tl.int64)
-    zeros = tl.sum(zero.to(tl.int64), axis=0) - beyond
-    belows = tl.sum(below.to(tl.int64), axis=0) - beyond
-    if items == 0:
-        largest = largest - 1
+    own_largest = tl.max(big, axis=0).to(tl.int64 if BYTES == 8 else tl.int32)
+    own_least = tl.min(small, axis=0).to(tl.int64)
+    own_zeros = tl.sum(zero.to(tl.int64), axis=0) - beyond
+    own_belows = tl.sum(below.to(tl.int64), axis=0) - beyond
     NOTHING: tl.constexpr = -1 if BYTES == 8 else 0xFFFFFFFF
-    return largest, tl.where(least == NOTHING, _NONE, least + 1), zeros, belows
+    own_least = tl.where(own_least == NOTHING, _NONE, own_least + 1)
+    if PAIRS > 0:
+        own_largest = tl.maximum(own_largest, largest)
+        own_least = tl.minimum(own_least, least)
+        own_zeros += zeros
+        own_belows += belows
+    if items == 0:
+        own_largest = own_largest - 1
+    return own_largest, own_least, own_zeros, own_belows
+
+
+@triton.jit
+def _extremes_of_pairs(address, first, whole, step, BYTES: tl.constexpr, KIND: tl.constexpr, MASK: tl.constexpr,
+                       NORMAL: tl.constexpr, TILE: tl.constexpr, STEPS: tl.constexpr, PAIRS: tl.constexpr):  # fmt: skip
+    """The same of whole parts of 8 and 16 bit items, two magnitudes in a word: half the instructions."""
+    WORDS: tl.constexpr = TILE * BYTES // 4
+    base = tl.multiple_of(address.to(tl.pointer_type(tl.int32)), 16)
+    big = tl.zeros((WORDS,), tl.uint32)
+    small = big - 1
+    some = tl.zeros((WORDS,), tl.uint32)  # in each half, those that are not zero
+    normal = tl.zeros((WORDS,), tl.uint32)
+    count = tl.zeros((), tl.int64)
+    for at in range(first, whole, step):
+        place = base + at // (4 // BYTES) + tl.arange(0, WORDS)
+        for i in tl.static_range(STEPS):
+            words = tl.load(place + i * WORDS).to(tl.uint32, bitcast=True)
+            if BYTES == 2:
+                big, small, some, normal = _add_pairs(words & MASK * 0x10001, big, small, some, normal, NORMAL, PAIRS)
+            else:
+                if KIND == _FLOAT:
+                    words &= MASK * 0x01010101
+                elif KIND == _SIGNED:  # each byte: its complement and one, where it is negative
+                    sign = (words >> 7) & 0x01010101
+                    words = (words ^ (sign * 255)) + sign
+                low, high = words & 0x00FF00FF, (words >> 8) & 0x00FF00FF
+                big, small, some, normal = _add_pairs(low, big, small, some, normal, NORMAL, PAIRS)
+                big, small, some, normal = _add_pairs(high, big, small, some, normal, NORMAL, PAIRS)
+        count += TILE * STEPS
+    largest = tl.maximum(tl.max(big >> 16, axis=0), tl.max(big & 0xFFFF, axis=0)).to(tl.int32)
+    least = tl.minimum(tl.min(small >> 16, axis=0), tl.min(small & 0xFFFF, axis=0)).to(tl.int64)
+    zeros = count - tl.sum(((some >> 16) + (some & 0xFFFF)).to(tl.int64), axis=0)
+    belows = count - tl.sum(((normal >> 16) + (normal & 0xFFFF)).to(tl.int64), axis=0)
+    return largest, tl.where(least == 0xFFFF, _NONE, least + 1), zeros, belows
+
+
+@triton.jit
+def _add_pairs(sizes, big, small, some, normal, NORMAL: tl.constexpr, PAIRS: tl.constexpr):
+    """As ``_add``, of two magnitudes below 2**15 in a word; counts stay below 2**16 up to tensors of 70 GB."""
+    if PAIRS == 2:  # instructions for pairs, from compute capability 9.0 on
+        ones = tl.full(sizes.shape, 0x00010001, tl.uint32)
+        minus_one = tl.full(sizes.shape, 0xFFFFFFFF, tl.uint32)
+        big = tl.inline_asm_elementwise("max.u16x2 $0, $1, $2;", "=r,r,r", [big, sizes], tl.uint32, True, 1)
+        small = tl.inline_asm_elementwise(
+            "{ .reg .b32 t; add.u16x2 t, $2, $3; min.u16x2 $0, $1, t; }", "=r,r,r,r",
+            [small, sizes, minus_one], tl.uint32, True, 1,
+        )  # fmt: skip
+        some += tl.inline_asm_elementwise("min.u16x2 $0, $1, $2;", "=r,r,r", [sizes, ones], tl.uint32, True, 1)
+        if NORMAL > 1:
+            less = tl.full(sizes.shape, (0x10001 - NORMAL) * 0x10001 & 0xFFFFFFFF, tl.uint32)
+            normal += tl.inline_asm_elementwise(
+                "{ .reg .b32 t; add.s16x2 t, $1, $2; min.relu.s16x2 $0, t, $3; }", "=r,r,r,r",
+                [sizes, less, ones], tl.uint32, True, 1,
+            )  # fmt: skip
+    else:
+        less = (sizes + 0x7FFF7FFF) ^ 0x80008000
+        big = tl.maximum(big & 0xFFFF0000, sizes & 0xFFFF0000) | tl.maximum(big & 0xFFFF, sizes & 0xFFFF)
+        small = tl.minimum(small & 0xFFFF0000, less & 0xFFFF0000) | tl.minimum(small & 0xFFFF, less & 0xFFFF)
+        some += ((sizes + 0x7FFF7FFF) >> 15) & 0x00010001
+        if NORMAL > 1:
+            normal += ((sizes + (0x8000 - NORMAL) * 0x10001) >> 15) & 0x00010001
+    if NORMAL == 1:
+        normal = some
+    return big, small, some, normal
 
 
 @triton.jit
@@ -249,13 +341,14 @@ def _bad(address, shape, items, part, sharing, BYTES: tl.constexpr, KIND: tl.con
     zero = tl.zeros((), tl.int64)
     big = zero - 1 if BYTES == 8 else tl.zeros((), tl.int32) - 1
     nan, inf, saturated, first = zero, zero, zero, zero + _NONE
+    PIECE: tl.constexpr = TILE if TILE < _PIECE else _PIECE
     for begin in range(part * (TILE * STEPS), items, sharing * (TILE * STEPS)):
-        for i in range(STEPS):
-            at = begin + i * TILE
+        for i in range(TILE * STEPS // PIECE):
+            at = begin + i * PIECE
             left = items - at
             if left > 0:
-                bits = _load(address, shape, at, left, BYTES, KIND, STRIDED, TILE, True)
-                place = tl.arange(0, TILE).to(tl.int64) + at
+                bits = _load(address, shape, at, left, BYTES, KIND, STRIDED, PIECE, True)
+                place = tl.arange(0, PIECE).to(tl.int64) + at
                 inside = place < items
                 if KIND == _NIBBLES:
                     big, nan, inf, saturated, first = _judge(
