@@ -62,14 +62,13 @@ def merged(tensor: "Any", dimensions: int) -> "list[int]":
 class TritonScanner:
     """Of one GPU. Used by one thread at a time; ``lost`` and ``unready`` count scans that could not be made."""
 
-    def __init__(self, torch: "Any", device: "Any", kernels: "ModuleType") -> None:
+    def __init__(self, torch: "Any", device: "Any", kernels: "ModuleType", pairs: int = 1) -> None:
         self._torch, self._device, self._kernels = torch, device, kernels
         self.memory = memory_for(
             torch, device, kernels.TABLE_WORDS, 2 * kernels.DIMENSIONS, kernels.SCRATCH_WORDS
         )  # fmt: skip
         self._on_gpu = device.type == "cuda"
-        #: How pairs of small elements are counted, see scan_triton.py; what is not on a GPU is interpreted, in tests.
-        self._pairs = 1 if not self._on_gpu else 2 if _has_pairs(torch, device) else 0
+        self._pairs = pairs  # see scan_triton.py; 1 is for the interpreter
         self.index = device.index or 0
         #: (place, index, tensor, version, order); the watch appends, and hands them to ``scan``.
         self.waiting: list[tuple[Any, int, Any, Optional[int], int]] = []
@@ -283,13 +282,14 @@ def scanner_for(device: "Any", clock: "type[Clock]", note: "Callable[[str], obje
         kernels = load_kernels(needs_gpu=True)
         if kernels is None:
             note("Triton is missing: outputs are scanned by torch operators, those in CUDA graphs not at all")
-        else:
+            return TorchScanner(torch, device, clock)
+        for pairs in (2, 0) if _has_pairs(torch, device) else (0,):
             try:
-                scanner = TritonScanner(torch, device, kernels)
+                scanner = TritonScanner(torch, device, kernels, pairs)
                 scanner.prove()
             except Exception as error:  # no C compiler, a driver that is too old, …
                 why = "%s: %s" % (type(error).__name__, str(error).partition("\n")[0])
-                note("Triton does not work here (%s): outputs in CUDA graphs are not scanned" % why)
             else:
                 return scanner
+        note("Triton does not work here (%s): outputs in CUDA graphs are not scanned" % why)
     return TorchScanner(torch, device, clock)

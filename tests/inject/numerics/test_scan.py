@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inject.numerics.scanning import CODES, FLOATS, WHOLE, by_numpy, by_triton, scan_all
 
-from spikeprof.profiler.inject.numerics import scan_torch
+from spikeprof.profiler.inject.numerics import scan_torch, scanners
 from spikeprof.profiler.inject.numerics.formats import FORMATS
 from spikeprof.profiler.inject.numerics.scanners import TritonScanner, Unchecked, merged
 
@@ -151,3 +151,39 @@ def test_a_full_table_is_counted_and_nothing_waits(kernels: ModuleType, device: 
     scanner.begin()
     scanner.add(torch.ones(8, dtype=torch.float16, device=device), FP16, 0)
     assert scanner.lost == 1
+
+
+class Faulty:
+    """Kernels whose results are wrong where elements are counted in pairs, and elsewhere too if asked for."""
+
+    def __init__(self, kernels: ModuleType, wrong: tuple[int, ...]) -> None:
+        self._kernels, self._wrong = kernels, wrong
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernels, name)
+
+    def constants(self, form: Any, strided: bool, pairs: int) -> dict[str, int]:
+        made: dict[str, int] = self._kernels.constants(form, strided, min(pairs, 1))
+        return {**made, "NORMAL": 7} if pairs in self._wrong else made
+
+
+@pytest.mark.parametrize(("wrong", "expected"), [((2,), TritonScanner), ((0, 2), scanners.TorchScanner)])
+def test_kernels_that_find_the_wrong_numbers_are_not_used(
+    kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, wrong: tuple[int, ...], expected: type
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(scanners, "load_kernels", lambda needs_gpu: Faulty(kernels, wrong))
+    monkeypatch.setattr(scanners, "_has_pairs", lambda torch, device: True)
+
+    class Gpu:  # a CPU that says it is one
+        type, index = "cuda", 0
+
+    made = TritonScanner
+
+    def on_the_cpu(torch_: Any, device: Any, kernels_: Any, pairs: int) -> Any:
+        return made(torch_, torch.device("cpu"), kernels_, pairs)
+
+    monkeypatch.setattr(scanners, "TritonScanner", on_the_cpu)
+    found = scanners.scanner_for(Gpu(), scanners.TorchScanner, said.append)
+    assert isinstance(found, expected)
+    assert len(said) == (expected is not TritonScanner)
