@@ -40,7 +40,7 @@ class Hook:
 
 
 class OutputHook(Hook):
-    """The hook that every watched module has: what it does for a small tensor on a GPU, it does without a call."""
+    """The hook that every watched module has: what it does for small tensors on a GPU, it does by itself."""
 
     __slots__ = ("_looks", "_numerics", "_place", "_root")
 
@@ -53,30 +53,47 @@ class OutputHook(Hook):
         if numerics.thread != get_ident():
             return
         try:
-            looks = self._looks
-            if type(output) is looks.tensor:
-                for each in args:
-                    if each is output:
+            plain = self._looks.tensor
+            if type(output) is plain:
+                if not self._waits(args, 0, output):
+                    numerics.output(self._root, self._place, module, args, 0, output)
+                return
+            if type(output) is tuple:
+                for each in output:
+                    if type(each) is not plain:
                         break
                 else:
-                    scanner = looks.quick.get(output.get_device())
-                    if scanner is not None:
-                        items = output.numel()
-                        if items <= WAITING_ITEMS:
-                            version = None if looks.inference or output.is_inference() else output._version
-                            waiting = scanner.waiting
-                            if not waiting or scanner.moved():
-                                looks.wait(scanner, self._place, 0, output, version, items)
-                                return
-                            waiting.append((self._place, 0, output, version, looks.order))
-                            looks.order += 1
-                            scanner.items += items
-                            if len(waiting) >= WAITING_MAX or scanner.items >= WAITING_ITEMS_MAX:
-                                looks.flush()
-                            return
+                    for index, each in enumerate(output):
+                        if not self._waits(args, index, each):
+                            numerics.output(self._root, self._place, module, args, index, each)
+                    return
             numerics.outputs(self._root, self._place, module, args, output)
         except Exception as error:
             numerics.fault(error)
+
+    def _waits(self, args: "tuple[Any, ...]", index: int, tensor: "Any") -> bool:
+        """Let a small tensor on a GPU wait for its scan; False for all others."""
+        for each in args:
+            if each is tensor:
+                return False
+        looks = self._looks
+        scanner = looks.quick.get(tensor.get_device())
+        if scanner is None:
+            return False
+        items = tensor.numel()
+        if items > WAITING_ITEMS:
+            return False
+        version = None if looks.inference or tensor.is_inference() else tensor._version
+        waiting = scanner.waiting
+        if not waiting or scanner.moved():
+            looks.wait(scanner, self._place, index, tensor, version, items)
+            return True
+        waiting.append((self._place, index, tensor, version, looks.order))
+        looks.order += 1
+        scanner.items += items
+        if len(waiting) >= WAITING_MAX or scanner.items >= WAITING_ITEMS_MAX:
+            looks.flush()
+        return True
 
 
 class Root:

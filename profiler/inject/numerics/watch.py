@@ -204,15 +204,21 @@ class Numerics:
         none = True
         for index, tensor in enumerate(tensors_in(self.looks.tensor, output)):
             none = False
-            if any(each is tensor for each in args):
-                if hands_on(module):
-                    continue
-                if not place.writes_input:
-                    place.writes_input = True
-                    self._before(root, module)
-            self.looks.see(place, index, tensor)
+            self.output(root, place, module, args, index, tensor)
         if none:
             self.looks.unchecked(place.path, "its output holds no tensor: %s" % type(output).__name__)
+
+    def output(
+        self, root: "Root", place: "Place", module: "Any", args: "tuple[Any, ...]", index: int, tensor: "Any"
+    ) -> None:
+        """One of the tensors that a module gave. Faults are the caller's."""
+        if any(each is tensor for each in args):
+            if hands_on(module):
+                return
+            if not place.writes_input:
+                place.writes_input = True
+                self._before(root, module)
+        self.looks.see(place, index, tensor)
 
     def _before(self, root: "Root", module: "Any") -> None:
         """Scan what waits before this module runs from now on."""
