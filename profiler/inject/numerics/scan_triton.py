@@ -82,24 +82,25 @@ def spikeprof_numerics_scan(table, shapes, finished, ring, state, scratch, row, 
     step = tl.load(state)
     if step % every == 0:
         own_row = (row + tl.program_id(0)).to(tl.int64)
+        # The table lies in host memory: four words for the wait of one.
+        address = tl.load(table + own_row * _TABLE)
         items = tl.load(table + own_row * _TABLE + 1)
+        tag = tl.load(table + own_row * _TABLE + 2)
+        scanned = tl.load(table + own_row * _TABLE + 3)
         parts = tl.cdiv(items, TILE * STEPS)
         sharing = tl.minimum(tl.maximum(parts, 1), tl.num_programs(1))
         if tl.program_id(1) < sharing:
-            _share(table, shapes, finished, ring, state, scratch, own_row, step, items, sharing, when_ns, RING,
-                   BYTES, KIND, MASK, SPECIAL, INFINITE, LARGEST, NORMAL, STRIDED, TILE, STEPS, PAIRS,
+            _share(shapes, finished, ring, state, scratch, own_row, step, address, items, tag, scanned, sharing,
+                   when_ns, RING, BYTES, KIND, MASK, SPECIAL, INFINITE, LARGEST, NORMAL, STRIDED, TILE, STEPS, PAIRS,
                    CLOCK)  # fmt: skip
 
 
 @triton.jit
-def _share(table, shapes, finished, ring, state, scratch, row, step, items, sharing, when_ns, RING: tl.constexpr,
-           BYTES: tl.constexpr, KIND: tl.constexpr, MASK: tl.constexpr, SPECIAL: tl.constexpr,
+def _share(shapes, finished, ring, state, scratch, row, step, address, items, tag, scanned, sharing, when_ns,
+           RING: tl.constexpr, BYTES: tl.constexpr, KIND: tl.constexpr, MASK: tl.constexpr, SPECIAL: tl.constexpr,
            INFINITE: tl.constexpr, LARGEST: tl.constexpr, NORMAL: tl.constexpr, STRIDED: tl.constexpr,
            TILE: tl.constexpr, STEPS: tl.constexpr, PAIRS: tl.constexpr, CLOCK: tl.constexpr):  # fmt: skip
     """One program's share of a tensor, and the record if it is the last."""
-    address = tl.load(table + row * _TABLE)
-    tag = tl.load(table + row * _TABLE + 2)
-    scanned = tl.load(table + row * _TABLE + 3)
     shape = shapes + row * (2 * _DIMENSIONS)
     part = tl.program_id(1).to(tl.int64)
     largest, small, zero, below = _extremes(
@@ -121,7 +122,7 @@ def _share(table, shapes, finished, ring, state, scratch, row, step, items, shar
     if KIND >= _UNSIGNED:
         saturated += zero
     if sharing == 1:
-        _write(table, finished, ring, state, row, step, items, tag, scanned, when_ns, RING, KIND, CLOCK,
+        _write(finished, ring, state, row, step, items, tag, scanned, when_ns, RING, KIND, CLOCK,
                amax, small, nan, inf, subnormal, zero, saturated, first)  # fmt: skip
     else:
         own = scratch + row * _SCRATCH
@@ -140,7 +141,7 @@ def _share(table, shapes, finished, ring, state, scratch, row, step, items, shar
         # Releases what this program added, and sees what all before it have.
         if tl.atomic_add(own + 8, tl.full((), 1, tl.int64), sem="acq_rel") == sharing - 1:
             nothing = tl.zeros_like(amax)
-            _write(table, finished, ring, state, row, step, items, tag, scanned, when_ns, RING, KIND, CLOCK,
+            _write(finished, ring, state, row, step, items, tag, scanned, when_ns, RING, KIND, CLOCK,
                    _taken(own, nothing - 1), _taken(own + 1, nothing + _NONE), _taken(own + 2, nothing),
                    _taken(own + 3, nothing), _taken(own + 4, nothing), _taken(own + 5, nothing),
                    _taken(own + 6, nothing), _taken(own + 7, nothing + _NONE))  # fmt: skip
@@ -154,7 +155,7 @@ def _taken(place, start):
 
 
 @triton.jit
-def _write(table, finished, ring, state, row, step, items, tag, scanned, when_ns, RING: tl.constexpr,
+def _write(finished, ring, state, row, step, items, tag, scanned, when_ns, RING: tl.constexpr,
            KIND: tl.constexpr, CLOCK: tl.constexpr,
            amax, small, nan, inf, subnormal, zero, saturated, first):  # fmt: skip
     """The record, in one store of sixteen words; see records.py."""

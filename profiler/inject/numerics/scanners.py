@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .formats import Format
 
 #: Tensors that wait for one launch, elements of one of them, and of all: what they keep from being freed.
-WAITING_MAX = 128
+WAITING_MAX = 256
 WAITING_ITEMS = 1 << 18
 WAITING_ITEMS_MAX = 1 << 22
 
