@@ -10,6 +10,7 @@ import pytest
 from cli.traces import launch_bound
 
 from spikeprof.cli import run
+from spikeprof.profiler import session
 from spikeprof.profiler.errors import UsageError
 from spikeprof.profiler.session import Outcome, RunOptions
 
@@ -48,6 +49,24 @@ def test_windows_that_are_none(text: str) -> None:
 def test_seconds_that_no_clock_reaches(options: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="finite numbers of seconds"):
         RunOptions(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("asked", "every"), [(True, 4), (False, 0)])
+def test_options_of_the_numerics(monkeypatch: pytest.MonkeyPatch, asked: bool, every: int) -> None:
+    given: list[RunOptions] = []
+
+    def record(_command: object, _output: object, options: RunOptions, *_: object, **__: object) -> Outcome:
+        given.append(options)
+        return Outcome(exit_code=0, trace=None)
+
+    monkeypatch.setattr(session, "record", record)
+    run.run(
+        ["true"], numerics=asked, numerics_every=4, numerics_modules="layers.*, head", numerics_roles="output,gradient"
+    )
+    assert given[0].numerics_every == every
+    assert given[0].numerics_modules == ("layers.*", "head")
+    assert given[0].numerics_roles == ("output", "gradient")
+    assert ("numerics_every" in given[0].for_target()) == asked
 
 
 def test_a_program_of_another_user_cannot_be_signalled_and_is_waited_for() -> None:

@@ -37,6 +37,12 @@ class NumericsPart:
 
     def start(self) -> None:
         """Begin to look for models."""
+        try:
+            self._start()
+        except Exception as error:  # of ours: the rest of the recording goes on
+            self._say(ev="note", text="numerics are not checked: %s: %s" % (type(error).__name__, error))
+
+    def _start(self) -> None:
         options = self._agent.options
         if "torch" not in sys.modules:
             self._say(ev="note", text="numerics need torch: nothing is checked")
@@ -81,7 +87,7 @@ class NumericsPart:
     def tick(self) -> None:
         """Write what was found: called by the agent's thread."""
         if self._numerics is not None and not self._over:
-            self._numerics.drain(self._write)
+            self._drain(all_of_it=False)
 
     def pause(self) -> None:
         """Scans need no CUPTI; but where recording is over for good, this is too."""
@@ -102,7 +108,7 @@ class NumericsPart:
         if self._numerics is None or self._over:
             return
         self._take_out()
-        self._numerics.drain(self._write, all_of_it=True)
+        self._drain(all_of_it=True)
         self._over = True
         losses = {reason: count for reason, count in self._numerics.losses().items() if count}
         self._say(ev="numerics_ended", losses=losses)
@@ -144,6 +150,14 @@ class NumericsPart:
 
     def _say(self, **fields: Any) -> None:
         self._agent.spool.event(**fields)
+
+    def _drain(self, all_of_it: bool) -> None:
+        assert self._numerics is not None
+        try:
+            self._numerics.drain(self._write, all_of_it)
+        except Exception as error:  # of ours: the rest of the recording goes on
+            self._over = True
+            self._numerics.fault(error)
 
     def _write(self, device: int, piece: Any) -> None:
         """One frame. The file is opened for it alone: the program may close whatever it finds open."""

@@ -154,6 +154,25 @@ def test_without_the_option_none_of_it_is_loaded(real: Lab) -> None:
     assert "numerics" not in run.trace.manifest.collectors
 
 
+def test_a_fault_while_records_are_written_ends_the_watch_alone(real: Lab) -> None:
+    run = real.record(
+        ACTIVATE
+        + """
+import time
+from _spikeprof.numerics import looks
+looks.Looks.drain = lambda *_: 1 / 0
+model = nn.Sequential(nn.Linear(2, 2))
+model(torch.ones(1, 2))
+time.sleep(0.5)
+assert not model[0]._forward_hooks
+""",
+        numerics_every=1,
+    )
+    assert run.code == 0
+    assert any("numerics are not checked any more: ZeroDivisionError" in note for note in run.trace.manifest.notes)
+    assert run.trace.manifest.collectors["activity"].state == "ok"
+
+
 def test_a_program_without_torch_is_told_that_nothing_was_checked(lab: Lab) -> None:
     run = lab.record("import cupy; cupy.launch(1)", numerics_every=1)
     assert run.code == 0
