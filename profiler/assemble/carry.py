@@ -88,6 +88,15 @@ def _one_way(
     return found
 
 
+def stretches(sequence: npt.NDArray[Any], token: npt.NDArray[Any]) -> Ints:
+    """Number of the stretch of ``PLACE`` kernels that ends at each one, -1 where its sequence has begun since."""
+    depth, stretch, width = _places_in(sequence), token.astype(np.int64), 1
+    while width < PLACE:
+        stretch = _doubled(stretch, width, depth)
+        width *= 2
+    return np.where(depth >= PLACE - 1, stretch, -1)
+
+
 def _places_in(sequence: npt.NDArray[Any]) -> Codes:
     """How many kernels precede each one in its sequence."""
     place = np.arange(len(sequence), dtype=np.int32)

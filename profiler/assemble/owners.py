@@ -18,7 +18,7 @@ import numpy.typing as npt
 from spikeprof.profiler import store
 from spikeprof.profiler.assemble.attributed import Names, Ops, Seen
 from spikeprof.profiler.assemble.attribution import Attribution
-from spikeprof.profiler.assemble.carry import PLACE, WANTED, Only, carry
+from spikeprof.profiler.assemble.carry import PLACE, WANTED, Only, carry, stretches
 from spikeprof.profiler.assemble.spool import ProcessSpool
 from spikeprof.profiler.origins import MATCHES, TRITON, Origins, numbered, owner_table
 from spikeprof.profiler.schema import TABLES
@@ -220,7 +220,10 @@ class _Owners:
         found = np.flatnonzero(carried.place >= 0)
         if not len(found):
             return
-        origin = self._with_inputs(rows[(place >= 0) & ~in_graph], place_of, rows[found], carried.place[found])
+        stretch = stretches(kernels.sequence[rows], token)
+        key = np.where(stretch >= 0, stretch * (int(kernels.grid.max()) + 1) + kernels.grid[rows], -1)
+        shown = np.flatnonzero((place >= 0) & ~in_graph)
+        origin = self._with_inputs(rows, place_of, shown, found, carried.place[found].astype(np.int64), key)
         open_ = np.flatnonzero(origin < 0)
         needed = numbered(carried.place[found[open_]])
         bare = [self._without_inputs(int(first[p])) for p in carried.place[found[open_]][needed.first].tolist()]
@@ -228,16 +231,30 @@ class _Owners:
         self.origin[rows[found]] = origin
         self.match[rows[found]] = np.where(carried.length[found] >= PLACE, _POSITION, _SIGNATURE)
 
-    def _with_inputs(self, seen: Ints, place_of: Ints, rows: Ints, place: npt.NDArray[Any]) -> Ints:
-        """The origin of kernels of known places, where all launches seen there with that grid had the same inputs.
+    def _with_inputs(self, rows: Ints, place_of: Ints, seen: Ints, found: Ints, place: Ints, stretch: Ints) -> Ints:
+        """The origin of kernels of known places, where all launches that were seen there had the same inputs.
 
-        -1 where they had not, or where there was but one: the next may have had others.
+        ``seen`` and ``found`` are indices into ``rows``, ``stretch`` numbers what runs up to each, and its grid. Asked
+        are the launches of the place after the same kernels, else all with that grid. -1 where their inputs differed,
+        or where there was but one: the next may have had others.
         """
-        grids = int(self._kernels.grid.max()) + 1
-        origin = self.origin[seen].astype(np.int64)
-        known = Only(place_of[origin] * grids + self._kernels.grid[seen], origin)
-        at = known.find(place.astype(np.int64) * grids + self._kernels.grid[rows])
-        return np.where((at >= 0) & (known.count[at] > 1), known.value[at], -1)
+        grid = self._kernels.grid[rows]
+        grids, origin = int(grid.max()) + 1, self.origin[rows[seen]].astype(np.int64)
+        given = self._rows()[:, 4]
+        told = np.full(len(found), -1, np.int64)
+        for kinds, of_seen, asked in (
+            (grids, grid[seen], grid[found]),
+            (int(stretch.max()) + 1, stretch[seen], stretch[found]),
+        ):
+            known = Only(np.where(of_seen >= 0, place_of[origin] * kinds + of_seen, -1), given[origin])
+            at = known.find(place * kinds + asked)
+            same = (at >= 0) & (asked >= 0) & (known.count[at] > 1) & (known.value[at] >= 0)
+            told = np.where(same, known.value[at], told)
+        # Launches of one place may differ in what called it: any origin with these inputs will do.
+        inputs = int(given.max()) + 1
+        pairs, first = np.unique(place_of[origin] * inputs + given[origin], return_index=True)
+        at = np.minimum(np.searchsorted(pairs, place * inputs + told), len(pairs) - 1)
+        return np.where((told >= 0) & (pairs[at] == place * inputs + told), origin[first[at]], -1)
 
     def _sequences(self) -> Ints:
         """Kernels stream behind stream, each in order; of those that one graph launch ran on a stream, the first."""
@@ -249,9 +266,13 @@ class _Owners:
 
     def _places(self) -> tuple[Ints, Ints]:
         """Of each origin the number of its module, line and operator; and one origin of each such place."""
-        rows = np.array([self.origins.row(i) for i in range(self.origins.count)], np.int64).reshape(-1, 5)
+        rows = self._rows()
         line = np.append(np.array(self._names.lines, np.int64), -1)[rows[:, 2]]
         return numbered(rows[:, 0], rows[:, 1], line, rows[:, 3])
+
+    def _rows(self) -> Ints:
+        """Of each origin: rank, module, stack, operator and inputs."""
+        return np.array([self.origins.row(i) for i in range(self.origins.count)], np.int64).reshape(-1, 5)
 
     def _without_inputs(self, origin: int) -> int:
         """An origin of the same place that says nothing of shapes: they differ from one launch to the next there."""

@@ -26,7 +26,7 @@ from . import ENV_CONTROL, ENV_OPTIONS, ENV_SPOOL, cupti
 from .callbacks import Callbacks
 from .calls import Calls
 from .control import FAREWELL_SECONDS, Control
-from .events import Clock, Events, RLock, SignalsHeld
+from .events import Clock, Events, RLock, SignalsHeld, get_ident
 from .interrupts import Interrupts
 from .spool import Spool
 
@@ -106,8 +106,9 @@ class Agent:
         self._state: str | None = None
         self._entered: tuple[str, str] | None = None
         self._registered = self._activated = self.inherited = self._finished = self._devices_told = False
-        self._calls_on = self._calls_lost = False
+        self._calls_on = self._calls_lost = self.switching = False
         self._began = 0.0
+        self.switched = (0, 0.0)  # the thread that went from one state to another last, and when
         self._flushes_owed = 0
         self._control: Control | None = None
         self._parts: list[_Part] = []
@@ -209,6 +210,7 @@ class Agent:
             if self.cupti is not None:
                 self._each_part("finish")
                 if self._state is not None and self._state not in _HANDS_OFF:
+                    self._settle()
                     self._leave("stopped", forced=True)
             self._write_marks()
             self._conditions["stopped"] = _ENDED  # the thread must not call CUPTI while the process is torn down
@@ -329,27 +331,44 @@ class Agent:
     def _apply(self) -> None:
         was = self._state
         state = next((s for s in _STATES if s in self._conditions), "traced")
+        began = Clock.unix_ns()
         if state != was:
-            if was == "traced" and self._attribution is not None:
-                self._attribution.windows.close()
-            if was == "traced" or (was not in (None, *_HANDS_OFF) and state not in _CALLS_ON):
-                self._leave(state)
-            if state == "yielded":
-                self._registered = False
-                self._calls_lost = self.driver.selects_calls
-            if state in _HANDS_OFF and was not in _HANDS_OFF:
-                self._each_part("pause")
-            elif state not in _HANDS_OFF and was in _HANDS_OFF:
-                self._each_part("resume")
+            self.switching = True  # no window of launches is opened meanwhile
+            try:
+                began = self._switch(was, state)
+            finally:
+                self.switching = False
+                if was is not None:
+                    self.switched = (get_ident(), Clock.monotonic())
+        self._enter(state, self._conditions.get(state, ""), began)
+
+    def _switch(self, was: str | None, state: str) -> int:
+        """Go from one state to another; the time from which on it may hold."""
+        self._settle()
+        if was == "traced" or (was not in (None, *_HANDS_OFF) and state not in _CALLS_ON):
+            self._leave(state)
+        if state == "yielded":
+            self._registered = False
+            self._calls_lost = self.driver.selects_calls
+        if state in _HANDS_OFF and was not in _HANDS_OFF:
+            self._each_part("pause")
+        elif state not in _HANDS_OFF and was in _HANDS_OFF:
+            self._each_part("resume")
         # A traced window holds all that may have been recorded: from before CUPTI is on until after it is off.
         began = Clock.unix_ns()
-        if state in _CALLS_ON and state != was:
+        if state in _CALLS_ON:
             self.take_cupti()
             try:
                 self._record(work=state == "traced")
             finally:
                 self.leave_cupti()
-        self._enter(state, self._conditions.get(state, ""), began)
+        return began
+
+    def _settle(self) -> None:
+        """Let launches that call back come to their end: libcupti 13.0 does not bear a switch in the middle of one."""
+        if self._attribution is not None:
+            self._attribution.windows.close()
+            self._attribution.windows.settle()
 
     def _record(self, work: bool) -> None:
         if not self._registered:

@@ -27,6 +27,10 @@ LAUNCHES_MAX, SECONDS_MAX = 100_000, 60.0
 #: Nodes of graphs whose lines of code are kept; of the ones beyond it is the module only.
 NODES_MAX = 50_000
 
+#: Between calling launches back and switching what is recorded, either way. A thread may be about to be called back,
+#: waiting for the interpreter, and have its launch still before it: nothing tells when it is through.
+SETTLING_SECONDS = 0.05
+
 #: How long to wait for callbacks in other threads to return.
 _PATIENCE_SECONDS = 0.1
 
@@ -79,6 +83,7 @@ class Windows:
         self.nodes = 0
         self.broken: Exception | None = None
         self._missed = 0
+        self._closed_at = -SETTLING_SECONDS
         self._inside: dict[int, bool] = {}  # threads in a callback
         self._lock = RLock()
         self._writing = allocate_lock()
@@ -98,7 +103,10 @@ class Windows:
         """Have launches called back. False when nothing is recorded now. Raises CuptiError where CUPTI refuses."""
         with SignalsHeld(), self._lock:
             self.close()
-            if self._agent.state != "traced":
+            if self._agent.state != "traced" or self._agent.switching:
+                return False
+            thread, switched_at = self._agent.switched
+            if thread != get_ident() and Clock.monotonic() < switched_at + SETTLING_SECONDS:
                 return False
             self._subscription.watch_launches(True)
             self.current = Window(reason, launches, seconds, by_clock)
@@ -115,16 +123,18 @@ class Windows:
                 self._subscription.watch_launches(False)
             except CuptiError:  # a guest has CUPTI by now
                 pass
-            self._wait_for_callbacks()
+            self._closed_at = Clock.monotonic()
             now = Clock.unix_ns()
             self.seconds_left -= (now - window.since) / 1e9
             if window.launches:
                 self.event("window", window.reason, window.since, window.end or now)
 
-    def _wait_for_callbacks(self) -> None:
-        """Let no other thread be in a callback, which is the middle of a launch, when recording is switched next."""
-        until, own = Clock.monotonic() + _PATIENCE_SECONDS, get_ident()
-        while any(thread != own for thread in list(self._inside)) and Clock.monotonic() < until:
+    def settle(self) -> None:
+        """Let no other thread be in a launch that calls back, when recording is switched next."""
+        settled, own = self._closed_at + SETTLING_SECONDS, get_ident()
+        while Clock.monotonic() < settled or (
+            Clock.monotonic() < settled + _PATIENCE_SECONDS and any(thread != own for thread in list(self._inside))
+        ):
             self._never.acquire(timeout=0.001)
 
     def forget(self) -> None:

@@ -206,6 +206,21 @@ def test_one_seen_launch_does_not_tell_the_shapes_of_the_next(tmp_path: Path) ->
     assert [row[2] for row in owners[:41]] == [f"aten::op{i}" for i in range(41)]
 
 
+def test_one_line_that_launches_twice_a_step_tells_shapes_by_what_ran_before(tmp_path: Path) -> None:
+    """Kernels 10 and 20 of 41 come from one line and operator and have one grid: queries and keys that are turned."""
+    kernels, launches, ops = _steps(4, seen=(1, 2))
+    again = [0, [[LINEAR, 125, "forward"], [MODEL, 7, "forward"], ["/home/u/run.py", 99, "called from elsewhere"]]]
+    for step in range(2):
+        for i, rows in ((10, 8), (20, 2)):
+            launches[41 * step + i][1:3] = 1, 3 * step  # the second step has another caller
+            ops[41 * step + i][0], ops[41 * step + i][4] = "aten::turn", [[rows, 64]]
+    stacks = event("stacks", stacks=[[3, again[1]]])
+    _, _, owners = built(tmp_path, kernels, stacks, event("launches", launches=launches), event("ops", ops=ops))
+    assert owners[41 * 3 + 10][:4] == ("layers.0", 7, "aten::turn", "[[8, 64]]")
+    assert owners[41 * 3 + 20][:4] == ("layers.0", 7, "aten::turn", "[[2, 64]]")
+    assert owners[10][:4] == ("layers.0", 7, "aten::turn", "")  # too little ran before
+
+
 def test_kernels_on_both_sides_of_a_pause_are_no_neighbours(tmp_path: Path) -> None:
     # 5 follows 4 in one place and 5 in another. The third 5 follows 5, but recording was off in between.
     rows = [(4000, 0), (2000, 1), (2000, 2), (4000, -1), (2000, -1), (2000, -1)]
