@@ -1,0 +1,139 @@
+"""The scan on a GPU: the same numbers as torch's on the CPU, eager and replayed, and nothing on healthy models."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import spikeprof  # noqa: E402
+from spikeprof.profiler.inject.numerics import scan_torch  # noqa: E402
+from spikeprof.profiler.inject.numerics.formats import FLOAT, FORMATS  # noqa: E402
+from spikeprof.profiler.watching import Watch  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "int8", "uint8"]
+WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+VIEWS = {
+    "whole": lambda t: t,
+    "odd": lambda t: t[:8193],
+    "one": lambda t: t[:1],
+    "empty": lambda t: t[:0],
+    "not aligned": lambda t: t[1:],
+    "transposed": lambda t: t[:6400].view(64, 100).t(),
+    "sliced": lambda t: t[:6400].view(64, 100)[3:50, 5:71],
+    "expanded": lambda t: t[:64].view(1, 64).expand(50, 64),
+}
+
+
+class Gives(nn.Module):
+    """A module that gives a view of a tensor that stays where it is."""
+
+    def __init__(self, base: Any, view: Any) -> None:
+        super().__init__()
+        self.base, self.view = base, view
+
+    def forward(self) -> Any:
+        return self.view(self.base)
+
+
+class All(nn.Module):
+    """One module for each dtype and view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in DTYPES:
+            for view in VIEWS.values():
+                base = torch.arange(300_001, device="cuda") % 90 + 1
+                self.add_module(f"m{len(self._modules)}", Gives(base.float().to(getattr(torch, name)), view))
+
+    def forward(self) -> None:
+        for module in self._modules.values():
+            module()
+
+
+def check(watched: Watch, model: All, step: int) -> None:
+    """Every record of the step against a scan of the same tensor by torch on the CPU."""
+    rows = {row["module"]: row for row in watched.stats() if row["step"] == step}
+    assert len(rows) == len(model._modules)
+    for name, module in model.named_children():
+        tensor, row = module().cpu(), rows[name]
+        form = FORMATS[str(tensor.dtype).removeprefix("torch.")]
+        amax, smallest, *counts = scan_torch.scan(tensor, form)
+        found = [row[f"{what}_count"] for what in ("nan", "inf", "subnormal", "zero", "saturated")]
+        assert [*found, row["first_bad_index"]] == counts, (name, form.name)
+        assert (row["amax_value"], row["smallest_value"]) == (form.value(amax), form.value(smallest)), (name, form.name)
+
+
+def spoil(model: All, turn: int) -> None:
+    """One special element in each tensor, at its begin, middle or end."""
+    for module in model.children():
+        form = FORMATS[str(module.base.dtype).removeprefix("torch.")]
+        flat = module.base.view(WHOLE[form.item_bytes])
+        values = [form.sign_mask, form.largest, 1, 0] if form.kind == FLOAT else [127, 128, 255, 0]
+        infinite = form.kind == FLOAT and form.infinity <= form.sign_mask
+        place = (0, len(flat) // 2, -1)[turn % 3]
+        flat[place] = form.infinity if infinite and turn == 0 else values[turn % 4]
+
+
+def test_every_dtype_and_view_eager_and_replayed() -> None:
+    model = All()
+    with spikeprof.watch(model) as watched:
+        model()
+        check(watched, model, 0)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            model()
+        for turn in range(5):
+            spoil(model, turn)
+            model()
+            check(watched, model, 1 + 2 * turn)
+            graph.replay()
+            check(watched, model, 2 + 2 * turn)
+    assert watched.remarks == []
+    assert [place for place in watched.unchecked if place[0]] == []
+
+
+def test_one_bad_element_of_ten_million() -> None:
+    tensor = torch.ones(10_000_019, dtype=torch.float16, device="cuda")
+    model = Gives(tensor, lambda t: t)
+    with spikeprof.watch(model) as watched:
+        for place in (0, 5_000_000, 10_000_018):
+            tensor[place] = math.nan
+            model()
+            tensor[place] = 1.0
+    assert [(row["nan_count"], row["first_bad_index"]) for row in watched.stats()] == [
+        (1, 0), (1, 5_000_000), (1, 10_000_018),
+    ]  # fmt: skip
+
+
+def test_every_second_step_of_a_graph() -> None:
+    model = nn.Linear(64, 64, device="cuda", dtype=torch.float16)
+    x = torch.ones(1, 64, device="cuda", dtype=torch.float16)
+    with torch.no_grad(), spikeprof.watch(model, every=2) as watched:
+        model(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            model(x)
+        for _ in range(7):
+            graph.replay()
+    assert [row["step"] for row in watched.stats()] == [0, 2, 4, 6]
+
+
+@pytest.mark.parametrize("preset", ["tiny", "100m", "240m"])
+def test_healthy_models_in_fp16_raise_no_alarm(preset: str) -> None:
+    from spikeprof.kernels.engine import Engine
+
+    engine = Engine(preset, max_seq_len=256, max_batch=2)
+    with spikeprof.watch(engine.runner.decoder.network) as watched:
+        engine.generate([[1, 2, 3, 4] * 16, [5, 6, 7]], 8)
+    rows = watched.stats()
+    assert {row["dtype"] for row in rows} == {"float16"}
+    assert not [row for row in rows if row["nan_count"] or row["inf_count"] or row["saturated_count"]]
+    assert len({row["step"] for row in rows}) >= 8
