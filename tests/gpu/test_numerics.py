@@ -126,6 +126,34 @@ def test_every_second_step_of_a_graph() -> None:
     assert [row["step"] for row in watched.stats()] == [0, 2, 4, 6]
 
 
+def test_outputs_of_several_streams_in_one_step() -> None:
+    class Streams(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(512, 512), nn.Linear(512, 512)
+            self.side = torch.cuda.Stream()
+
+        def forward(self, x: Any) -> Any:
+            made = self.first(x)
+            self.side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.side):
+                torch.cuda._sleep(20_000_000)
+                other = self.second(x)
+            torch.cuda.current_stream().wait_stream(self.side)
+            return made + other
+
+    model = Streams().cuda().half()
+    x = torch.ones(4, 512, device="cuda", dtype=torch.float16)
+    with torch.inference_mode(), spikeprof.watch(model) as watched:
+        outputs = [(model.first(x).abs().max().item(), model.second(x).abs().max().item()) for _ in range(1)]
+        for _ in range(3):
+            model(x)
+    rows = watched.stats()
+    for step in range(3):
+        found = {row["module"]: row["amax_value"] for row in rows if row["step"] == step}
+        assert (found["first"], found["second"]) == outputs[0]
+
+
 @pytest.mark.parametrize("preset", ["tiny", "100m", "240m"])
 def test_healthy_models_in_fp16_raise_no_alarm(preset: str) -> None:
     from spikeprof.kernels.engine import Engine

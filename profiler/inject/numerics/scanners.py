@@ -139,7 +139,9 @@ class TritonScanner:
 
         torch = self._torch
         if self.moved():
-            with torch.cuda.stream(torch.cuda.ExternalStream(self.stream, device=self._device)):
+            cuda = torch.cuda  # to which the default stream's 0 is no stream of somebody else's
+            external = cuda.ExternalStream(self.stream, device=self._device) if self.stream else None
+            with cuda.stream(external or cuda.default_stream(self._device)):
                 launch()
         else:
             self._on_device(launch)
