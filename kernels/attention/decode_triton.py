@@ -22,6 +22,9 @@ _PARTS_AT_A_TIME = 8  # in the reduction
 # What weights are multiplied with beside the values' scale, which alone would take them below what fp16 resolves. The
 # scale of values in fp16 is at most 131008 / 255: the product stays in its range.
 _LIFT = tl.constexpr(64.0)
+# What is taken off 8-bit numbers before they are multiplied: their sums then stay small. Of numbers that all are
+# positive a sum grows so large that what tensor cores cut off shows in what is left when the zero is taken away.
+_MIDDLE = tl.constexpr(128)
 
 
 class _Tile(NamedTuple):
@@ -261,8 +264,8 @@ def _halves(
     if FOLDED:
         one = page * scale_of_page + head * scale_of_head + slot * scale_of_token
         scale = tl.load(scale_ptr + one, mask=inside, other=0.0).to(tl.float32)
-        zero = tl.load(zero_ptr + one, mask=inside, other=0.0).to(tl.float32)
-        low, high = _widened(low, KIND), _widened(high, KIND)
+        zero = tl.load(zero_ptr + one, mask=inside, other=0.0).to(tl.float32) - _MIDDLE
+        low, high = _widened(low, KIND, _MIDDLE), _widened(high, KIND, _MIDDLE)
     elif BITS < 16:
         SPAN: tl.constexpr = COLUMNS if GROUPS == 1 else HALF // GROUPS  # columns of a half that share a pair
         pairs = tl.arange(0, COLUMNS // SPAN)
@@ -276,13 +279,13 @@ def _halves(
 
 
 @triton.jit
-def _widened(stored, KIND: tl.constexpr):
-    """Bytes as ``KIND``, in which all of them are exact."""
+def _widened(stored, KIND: tl.constexpr, LESS: tl.constexpr):
+    """Bytes as ``KIND``, less a whole number: exact in any kind."""
     if KIND.is_fp16():
         # A byte below the leading bit of 1024 is 1024 more in fp16: cheaper than to convert it.
-        wide = (stored.to(tl.uint16) | 0x6400).to(tl.float16, bitcast=True) - 1024.0
+        wide = (stored.to(tl.uint16) | 0x6400).to(tl.float16, bitcast=True) - (1024.0 + LESS)
     else:
-        wide = stored.to(tl.float32).to(KIND)
+        wide = (stored.to(tl.float32) - LESS).to(KIND)
     return wide
 
 
@@ -293,7 +296,7 @@ def _dequantised(stored, scale, zero, SPAN: tl.constexpr, KIND: tl.constexpr):
     columns: tl.constexpr = stored.shape[1]
     work: tl.constexpr = tl.float16 if KIND.is_fp16() else tl.float32
     grouped = tl.reshape(stored, [tokens, columns // SPAN, SPAN])
-    plain = (_widened(grouped, work) - zero.to(work)[:, :, None]) * scale.to(work)[:, :, None]
+    plain = (_widened(grouped, work, 0) - zero.to(work)[:, :, None]) * scale.to(work)[:, :, None]
     return tl.reshape(plain, [tokens, columns]).to(KIND)
 
 

@@ -22,8 +22,9 @@ def reference(config: ModelConfig, weights: Weights, ids: list[int]) -> Tensor:
     """Logits [tokens, vocabulary] in float64, written out step by step."""
     x = weights.embedding.double()[ids]
     count, half = len(ids), config.head_dim // 2
-    angle = torch.arange(count)[:, None] * config.rope_theta ** (-torch.arange(half).double() / half)
-    away = torch.arange(count)[:, None] - torch.arange(count)
+    places, pairs = torch.arange(count, device=x.device), torch.arange(half, device=x.device)
+    angle = places[:, None] * config.rope_theta ** (-pairs.double() / half)
+    away = places[:, None] - places
     hidden = (away < 0) | (away >= (config.window or count))
 
     def norm(x: Tensor, weight: Tensor) -> Tensor:
