@@ -30,6 +30,9 @@ SCANNED = ("at_once", "later", "changed")
 #: A GPU's clock that is further from the host's than this counts from elsewhere.
 _CLOCKS_APART_NS = 5_000_000_000
 
+#: Records that become rows at once.
+_ROWS_AT_A_TIME = 1 << 18
+
 #: Modules and reasons that the note names.
 _NAMED_MAX = 3
 _REASONS_MAX = 8
@@ -94,10 +97,10 @@ def write_stats(folder: Path, processes: Sequence[tuple[int, Path, Numerics]], t
         return None
     batches, broken, lost = [], 0, 0
     for rank, stem, told in asked:
-        for rows, damaged, missing in _devices(stem.with_name(stem.name + layout.SUFFIX)):
-            broken += damaged
-            lost += missing
-            batches.append(_columns(rank, rows, told, t0_unix_ns))
+        for device in _devices(stem.with_name(stem.name + layout.SUFFIX)):
+            broken += device.damaged
+            lost += device.missing
+            batches += [_columns(rank, rows, told, t0_unix_ns) for rows in device.rows()]
     spec = TABLES["tensor_stats"].arrow
     table = pa.concat_tables(batches).unify_dictionaries().sort_by("t_ns") if batches else spec.empty_table()
     store.write_table(folder, "tensor_stats", table)
@@ -134,49 +137,87 @@ def _reasons(told: Sequence[Numerics], losses: Counter[str]) -> Iterator[str]:
         yield f"and {len(places) - _REASONS_MAX} more reasons"
 
 
-def _devices(path: Path) -> Iterator[tuple[Ints, int, int]]:
-    """Of each device (records [n, words] in order of their tickets, damaged ones, lost ones); times as on the host."""
+@dataclass(frozen=True)
+class _Device:
+    """What one device wrote: pieces of the file, which records of them count, and how far its clock is ahead."""
+
+    pieces: list[Ints]
+    kept: list[npt.NDArray[np.bool_]]
+    ahead_ns: int
+    damaged: int
+    missing: int
+
+    def rows(self) -> Iterator[Ints]:
+        """Records that count, times as on the host, many at a time but not all: the file may be large."""
+        waiting: list[Ints] = []
+        for words, kept in zip(self.pieces, self.kept, strict=True):
+            waiting.append(words[kept])
+            if sum(map(len, waiting)) >= _ROWS_AT_A_TIME:
+                yield self._shifted(waiting)
+                waiting = []
+        if waiting:
+            yield self._shifted(waiting)
+
+    def _shifted(self, pieces: list[Ints]) -> Ints:
+        rows = np.concatenate(pieces)
+        rows[:, layout.TIME] -= self.ahead_ns
+        return rows
+
+
+def _devices(path: Path) -> Iterator[_Device]:
+    """What each device wrote into a file."""
     frames: dict[int, list[tuple[int, Ints]]] = {}
     for device, unix_ns, words in _frames(path):
         frames.setdefault(device, []).append((unix_ns, words))
-    for pieces in frames.values():
-        whole = np.concatenate([words for _, words in pieces])
-        good = np.bitwise_xor.reduce(whole, axis=1) == layout.SEAL
-        good &= (whole[:, layout.TICKET] > 0) & np.isin((whole[:, layout.TAG] >> 24) & 0xFF, list(BY_NUMBER))
-        ends = np.cumsum([len(words) for _, words in pieces])
-        whole[:, layout.TIME] -= _offset(whole, good, ends, np.array([at for at, _ in pieces], np.int64))
-        damaged = int(np.count_nonzero(~good))
-        _, first = np.unique(whole[good, layout.TICKET], return_index=True)
-        rows = whole[good][first]
-        missing = int(rows[-1, layout.TICKET] - len(rows)) - damaged if len(rows) else 0
-        yield rows, damaged, max(missing, 0)
+    for found in frames.values():
+        pieces = [words for _, words in found]
+        good = [_whole(words) for words in pieces]
+        tickets = np.concatenate([words[fine, layout.TICKET] for words, fine in zip(pieces, good, strict=True)])
+        damaged = sum(len(fine) - int(np.count_nonzero(fine)) for fine in good)
+        _, first = np.unique(tickets, return_index=True)  # one may have been read twice
+        missing = int(tickets.max()) - len(first) - damaged if len(first) else 0
+        once = np.zeros(len(tickets), np.bool_)
+        once[first] = True
+        ahead = _ahead([at for at, _ in found], pieces, good)
+        begin = 0
+        for fine in good:
+            count = int(np.count_nonzero(fine))
+            fine[fine] = once[begin : begin + count]
+            begin += count
+        yield _Device(pieces, good, ahead, damaged, max(missing, 0))
 
 
-def _offset(whole: Ints, good: npt.NDArray[np.bool_], ends: Ints, read_ns: Ints) -> int:
+def _whole(words: Ints) -> npt.NDArray[np.bool_]:
+    """Which records are whole, and of a format that is known."""
+    known = np.isin((words[:, layout.TAG] >> 24) & 0xFF, list(BY_NUMBER))
+    return np.asarray((np.bitwise_xor.reduce(words, axis=1) == layout.SEAL) & (words[:, layout.TICKET] > 0) & known)
+
+
+def _ahead(read_ns: list[int], pieces: list[Ints], good: list[npt.NDArray[np.bool_]]) -> int:
     """How far the device's clock is ahead of the host's; 0 where they show the same time."""
-    times = np.where(good, whole[:, layout.TIME], np.iinfo(np.int64).min)
-    newest = np.maximum.accumulate(times)[np.maximum(ends - 1, 0)]
-    known = newest > np.iinfo(np.int64).min
-    if not known.any():
-        return 0
-    ahead = int((newest[known] - read_ns[known]).max())
+    newest = [
+        int(words[fine, layout.TIME].max()) - at
+        for at, words, fine in zip(read_ns, pieces, good, strict=True)
+        if fine.any()
+    ]
+    ahead = max(newest, default=0)
     return ahead if abs(ahead) > _CLOCKS_APART_NS else 0
 
 
 def _frames(path: Path) -> Iterator[tuple[int, int, Ints]]:
     """(device, when it was read, records) of each frame; what was cut short ends where it ends."""
     try:
-        data = path.read_bytes()
-    except OSError:
+        data = np.memmap(path, np.uint8, "r")
+    except (OSError, ValueError):  # there is none, or it is empty
         return
     at, header = 0, layout.FRAME_HEADER
     while at + header.size <= len(data):
-        magic, size, unix_ns, device = header.unpack_from(data, at)
+        magic, size, unix_ns, device = header.unpack(data[at : at + header.size].tobytes())
         at += header.size
         if magic != layout.FRAME_MAGIC:
             return
         whole = min(size, len(data) - at) // layout.RECORD_BYTES * layout.RECORD_BYTES
-        words = np.frombuffer(data, "<i8", whole // 8, at).astype(np.int64)
+        words = data[at : at + whole].view("<i8")
         yield int(device), int(unix_ns), words.reshape(-1, layout.RECORD_WORDS)
         at += size
 
