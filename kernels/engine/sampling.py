@@ -3,6 +3,7 @@
 A request's random numbers depend on its seed and on the token's position in it alone: whom it was batched with,
 or whether it was preempted and taken up again, changes nothing.
 """
+# mypy: allow-subclassing-any
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from numbers import Integral
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from spikeprof.kernels.engine.host import on_device
 from spikeprof.kernels.paths import check, check_shape
@@ -93,6 +94,14 @@ def sample(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[in
         uniforms = [uniform(s.seed, position) for s, position in zip(samplings, positions, strict=True)]
         tokens = draw(probabilities(logits, samplings), uniforms)
     return torch.where(highest.isfinite(), tokens, -1)
+
+
+class Sampler(nn.Module):
+    """``sample`` as a module, as servers have it: a profiler that knows modules knows whose kernels these are."""
+
+    def forward(self, logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> Tensor:
+        """See ``sample``."""
+        return sample(logits, samplings, positions)
 
 
 def check_finite(sequence: int, is_finite: bool) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from spikeprof.kernels.cache.protocol import CacheFull
 from spikeprof.kernels.engine.marks import mark
 from spikeprof.kernels.engine.runner import Runner
-from spikeprof.kernels.engine.sampling import Sampling, check_finite, sample
+from spikeprof.kernels.engine.sampling import Sampler, Sampling, check_finite
 from spikeprof.kernels.paths import check
 
 WAITING, RUNNING, LENGTH, STOP, CANCELLED = "waiting", "running", "length", "stop", "cancelled"
@@ -100,6 +100,7 @@ class Scheduler:
         self.steps_count = 0
         self.preemptions_count = 0
         self._ids = itertools.count()
+        self._sampler = Sampler()
         self._is_held = False  # something was preempted, and nothing has ended since
 
     def make_request(
@@ -253,7 +254,7 @@ class Scheduler:
     def _take(self, batch: Sequence[Request], logits: Tensor) -> None:
         """Sample a token for each, and end those that are done."""
         with mark("sample", batch=len(batch)):
-            tokens = sample(logits, [r.sampling for r in batch], [len(r.tokens) for r in batch]).tolist()
+            tokens = self._sampler(logits, [r.sampling for r in batch], [len(r.tokens) for r in batch]).tolist()
         for request, token in zip(batch, tokens, strict=True):
             check_finite(request.id, token >= 0)
         now = time.perf_counter()

@@ -1,5 +1,7 @@
 """Where steps begin: the one hook in ``nn.Module.__call__``, for all parts that need to know.
 
+A step is a thread's outermost call of a module that holds parameters or other modules.
+
 Two hooks in one attribute, taken out in the wrong order, would break the program: so there is this one. It is there for
 as long as somebody needs it, and never where a compiler could come upon it. Where only models that are known already
 have to be watched it moves to their classes, and costs nothing between one call of a model and the next.
@@ -150,7 +152,7 @@ class Calls:
         return call
 
     def _begins(self, thread: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if not args or _is_traced(sys.modules["torch"]):
+        if not args or _holds_nothing(args[0]) or _is_traced(sys.modules["torch"]):
             return False
         self._inside.add(thread)
         try:
@@ -170,6 +172,12 @@ class Calls:
                 listener.step_ends()
         finally:
             self._inside.discard(thread)
+
+
+def _holds_nothing(module: Any) -> bool:
+    """Whether it has neither parameters nor modules: what servers sample tokens with is no model, its call no step."""
+    held = module.__dict__
+    return bool(held.get("_parameters") == {} and held.get("_modules") == {})
 
 
 def _is_traced(torch: Any) -> bool:

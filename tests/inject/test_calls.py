@@ -98,6 +98,16 @@ def test_outermost_calls_are_told_and_results_are_the_programs(calls: Calls, hea
     assert len(heard.steps) == 4
 
 
+def test_the_call_of_a_module_that_holds_nothing_is_no_step(calls: Calls, heard: Heard) -> None:
+    """As that of what samples tokens, between two calls of the model."""
+    model, sampler = Model(), torch.nn.Identity()
+    for _ in range(2):
+        sampler(model(torch.zeros(1, 4)))
+    assert heard.steps == ["Model", "Model"]
+    torch.nn.Linear(4, 4)(torch.zeros(1, 4))
+    assert heard.steps == ["Model", "Model", "Linear"]
+
+
 def failure(model: Any, call: Any) -> str:
     try:
         call(model, torch.ones(3, 4))
@@ -197,9 +207,13 @@ def test_each_thread_has_its_own_steps(calls: Calls, heard: Heard) -> None:
     inside = threading.Barrier(3)
 
     class Waits(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
         def forward(self, x: Any) -> Any:
             inside.wait(10)
-            return model(x)
+            return self.model(x)
 
     waits = Waits()
     threads = [threading.Thread(target=waits, args=(x,)) for _ in range(3)]

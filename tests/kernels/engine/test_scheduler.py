@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from spikeprof.kernels.engine import model, scheduler
+from spikeprof.kernels.engine import model, sampling
 from spikeprof.kernels.engine.config import ModelConfig
 from spikeprof.kernels.engine.engine import Engine
 from spikeprof.kernels.engine.sampling import Sampling
@@ -189,7 +189,7 @@ def test_tokens_are_right_after_steps_that_raised(seed: int, monkeypatch: pytest
     while not broken.scheduler.is_idle:
         with monkeypatch.context() as patch:
             if source.random() < 0.4:
-                where, name = source.choice([(model, "prefill"), (model, "decode"), (scheduler, "sample")])
+                where, name = source.choice([(model, "prefill"), (model, "decode"), (sampling, "sample")])
                 function, is_late = getattr(where, name), source.random() < 0.5
 
                 def failing(*arguments: object, function=function, is_late=is_late) -> None:
