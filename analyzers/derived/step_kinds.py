@@ -19,9 +19,12 @@ from spikeprof.analyzers.derived.intervals import Bools, Ints, ints
 #: Kinds of steps; any other kind is one that the program gave.
 UNKNOWN, PREFILL, DECODE = "unknown", "prefill", "decode"
 
-_ATTENTION = re.compile(r"attention|attn|fmha|flash_fwd|flash::|pagedkv|raggedkv|mmha|_mla_|sdpa", re.IGNORECASE)
+# ``_decode_part`` and ``_tiled`` are those of spikeprof.kernels.
+_ATTENTION = re.compile(
+    r"attention|attn|fmha|flash_fwd|flash::|pagedkv|raggedkv|mmha|_mla_|sdpa|^_decode_part$|^_tiled$", re.IGNORECASE
+)
 _DECODING = re.compile(r"split_?kv|decode|paged_?attention|masked_multihead|mmha|xqa", re.IGNORECASE)
-_PREFILLING = re.compile(r"prefill|context_attention|context_fmha", re.IGNORECASE)
+_PREFILLING = re.compile(r"prefill|context_attention|context_fmha|^_tiled$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)

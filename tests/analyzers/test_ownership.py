@@ -10,7 +10,7 @@ import tiny
 from contracts.test_analyzers import check_findings, check_metrics, check_tables
 from hypothesis import given
 from hypothesis import strategies as st
-from paths import SHARED, needs_shared
+from paths import ROOT, SHARED, needs_shared
 
 from spikeprof.analyzers.base import Finding, Result
 from spikeprof.analyzers.derived.module_tree import module_tree
@@ -351,6 +351,20 @@ def test_any_table_of_modules_makes_a_tree(rows: list[tuple[int, str]]) -> None:
 
 
 # -- a real file -----------------------------------------------------------------------------------------------------
+
+
+def test_the_recording_of_the_engine_with_graphs() -> None:
+    """All but the sampling of tokens, which no module did when this was recorded."""
+    result = asked(open_trace(ROOT / "sample_traces" / "h200_engine_graph"))
+    found = {name: result.metric(f"owned_{name}_share") or 0.0 for name in ("module", "op", "shapes", "line")}
+    assert found["module"] > 0.98
+    assert min(found["op"], found["line"]) > 0.9999
+    assert found["shapes"] > 0.96
+    matches = dict(zip(result.tables["matches"]["match"], result.tables["matches"]["gpu_time_share"], strict=True))
+    assert matches["graph"] > 0.95
+    rows = {row[0]: row[1:] for row in table(result, "modules", "module", "modules_count", "launches_count")}
+    # 127 replays of 16 layers, and three forwards outside of graphs.
+    assert rows["layers.*.attention.qkv"] == (16, 16 * 130)
 
 
 @needs_shared

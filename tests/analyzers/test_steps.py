@@ -384,6 +384,15 @@ def test_the_graph_recording():
     assert found.confidence > 0.98
 
 
+def test_the_recording_of_the_engine_with_graphs():
+    """``--tokens 160``: 3 + 159 replays, of which 35 were left clean; decode attention names itself."""
+    trace = read_trace(SAMPLES / "h200_engine_graph")
+    found = only(trace)
+    clean = sum(not row["traced"] for row in trace.table("steps").to_pylist() if row["kind"] == "graph_replay")
+    assert Counter(found.kind) == {"decode": 3 + 159 - clean}
+    assert found.confidence > 0.97
+
+
 def test_a_long_recording_takes_bounded_memory():
     from big import STEP_KERNELS, big_trace, measured
 
