@@ -97,21 +97,21 @@ def _launch() -> Case:
 
 
 def _transposes(device: torch.device, small: bool) -> Iterator[Case | NotMeasured]:
-    """Through the three tiles. 16 MiB stay in L2, where shared memory is the limit sooner."""
+    """Through the three tiles. 16 MiB stay in L2, where shared memory is the limit sooner; with 16 passes it is."""
     reason = probes.why_no_nvrtc() if device.type == "cuda" else ""
     if reason:
         yield NotMeasured("transpose", reason)
         return
     for tile in ("padded", "swizzled"):
-        for size in (64,) if small else (2048, 8192):
+        for size, passes in ((64, 1),) if small else ((2048, 1), (8192, 1), (2048, 16)):
             yield Case(
                 f"transpose {tile}",
-                f"{size} x {size} fp32",
+                f"{size} x {size} fp32" + (f", {passes} passes" if passes > 1 else ""),
                 partial(_matrix, size),
-                partial(probes.transpose, tile=tile),
+                partial(probes.transpose, tile=tile, passes=passes),
                 bytes_moved=8 * size * size,
                 check=lambda x, out: (out, x.t()),
-                twins={"conflicting": lambda x: probes.transpose(x, "conflicting")},
+                twins={"conflicting": partial(probes.transpose, tile="conflicting", passes=passes)},
             )
 
 

@@ -2,7 +2,8 @@
 
 A warp writes a row of a 32 x 32 tile of fp32 to shared memory and reads a column: with rows of 32 words all of a
 column lies in one of the 32 banks, 32 accesses one after the other; with rows of 33 words each in a bank of its own;
-swizzled (column ``x`` of row ``y`` at ``x ^ y``) the same without the padding. Triton lays shared memory out itself,
+swizzled (column ``x`` of row ``y`` at ``x ^ y``) the same without the padding. One transpose waits for DRAM more than
+for its tile; with more passes over the column shared memory alone sets the pace. Triton lays shared memory out itself,
 so these are CUDA C++, compiled at run time by NVRTC.
 """
 
@@ -25,7 +26,7 @@ TILE, ROWS = 32, 8  # a block has 32 x 8 threads, each moves four elements
 
 _SOURCE = """
 extern "C" __global__ void transpose_@NAME@(const float* in, float* out, int rows, int columns) {
-  __shared__ float tile[32][@WORDS@];
+  __shared__ volatile float tile[32][@WORDS@];
   int tiles = (columns + 31) / 32;
   int left = blockIdx.x % tiles * 32, top = blockIdx.x / tiles * 32;
   int x = threadIdx.x;
@@ -34,19 +35,24 @@ extern "C" __global__ void transpose_@NAME@(const float* in, float* out, int row
       tile[y][@WRITE@] = in[(size_t)(top + y) * columns + left + x];
   __syncthreads();
   for (int y = threadIdx.y; y < 32; y += 8)
-    if (left + y < columns && top + x < rows)
-      out[(size_t)(left + y) * rows + top + x] = tile[x][@READ@];
+    if (left + y < columns && top + x < rows) {
+      float value = 0;
+      for (int pass = 0; pass < @PASSES@; ++pass)
+        value = tile[x][@READ@];
+      out[(size_t)(left + y) * rows + top + x] = value;
+    }
 }
 """
 
 
-def transpose(x: Tensor, tile: str = "padded", *, path: str = "auto") -> Probed:
+def transpose(x: Tensor, tile: str = "padded", passes: int = 1, *, path: str = "auto") -> Probed:
     """Transpose fp32 [rows, columns], contiguous, through a tile that is ``conflicting``, ``padded`` or ``swizzled``.
 
-    ``auto`` is nvrtc on a GPU and torch, where the tile plays no part, on the CPU. Raises ValueError where nvrtc is
-    asked for, or meant, and not available.
+    The tile's columns are read ``passes`` times; the last reading counts. ``auto`` is nvrtc on a GPU and torch, where
+    tile and passes play no part, on the CPU. Raises ValueError where nvrtc is asked for, or meant, and not available.
     """
     check(tile in TILES, f"tile is {tile!r}: it can be {', '.join(TILES)}")
+    check(passes >= 1, f"passes is {passes}: 1 at least")
     check(path in PATHS, f"path is {path!r}: it can be {', '.join(PATHS)}")
     check_shape("x", x, (None, None))
     check(x.dtype == torch.float32, f"x is {x.dtype}: it must be float32")
@@ -58,7 +64,7 @@ def transpose(x: Tensor, tile: str = "padded", *, path: str = "auto") -> Probed:
     else:
         reason = why_no_nvrtc() or ("" if x.is_cuda else f"the tensor is on {x.device}")
         check(not reason, f"path is 'nvrtc', not available: {reason}; take 'torch'")
-        out = _launch(x, tile)
+        out = _launch(x, tile, passes)
     return Probed(out, path, 2 * x.numel() * 4, 0)
 
 
@@ -69,12 +75,13 @@ def why_no_nvrtc() -> str:
     return "" if _compiler() else f"torch {torch.__version__} cannot compile CUDA C++ at run time (2.8 and later can)"
 
 
-def source(tile: str) -> str:
+def source(tile: str, passes: int = 1) -> str:
     """CUDA C++ of one kernel."""
     write, read = ("x ^ y", "y ^ x") if tile == "swizzled" else ("x", "y")
     text = _SOURCE
-    for name, value in (("@NAME@", tile), ("@WORDS@", TILES[tile]), ("@WRITE@", write), ("@READ@", read)):
-        text = text.replace(name, value)
+    values = {"NAME": tile, "WORDS": TILES[tile], "WRITE": write, "READ": read, "PASSES": str(passes)}
+    for name, value in values.items():
+        text = text.replace(f"@{name}@", value)
     return text
 
 
@@ -85,12 +92,12 @@ def ways(tile: str) -> int:
     return max(banks.count(bank) for bank in banks)
 
 
-def _launch(x: Tensor, tile: str) -> Tensor:
+def _launch(x: Tensor, tile: str, passes: int) -> Tensor:
     rows, columns = x.shape
     out = torch.empty((columns, rows), dtype=x.dtype, device=x.device)
     blocks = -(-rows // TILE) * -(-columns // TILE)
     with torch.cuda.device(x.device):
-        _kernel(tile, x.device.index)(grid=(blocks, 1, 1), block=(TILE, ROWS, 1), args=[x, out, rows, columns])
+        _kernel(tile, passes, x.device.index)(grid=(blocks, 1, 1), block=(TILE, ROWS, 1), args=[x, out, rows, columns])
     return out
 
 
@@ -100,6 +107,6 @@ def _compiler() -> Any:
 
 
 @functools.cache
-def _kernel(tile: str, _device: int) -> Any:
+def _kernel(tile: str, passes: int, _device: int) -> Any:
     """One compiled kernel for each device: a module belongs to the context that loaded it."""
-    return _compiler()(source(tile), f"transpose_{tile}")
+    return _compiler()(source(tile, passes), f"transpose_{tile}")

@@ -76,13 +76,13 @@ def test_empty_launches_do_nothing(device_path):
 
 
 @pytest.mark.parametrize("tile", list(TILES))
-@pytest.mark.parametrize("shape", [(1, 1), (33, 70), (64, 32)])
-def test_transpose(tile, shape):
+@pytest.mark.parametrize(("shape", "passes"), [((1, 1), 1), ((33, 70), 1), ((64, 32), 1), ((33, 70), 16)])
+def test_transpose(tile, shape, passes):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and probes.why_no_nvrtc():
         pytest.skip(probes.why_no_nvrtc())
     x = torch.randn(shape, device=device)
-    probed = probes.transpose(x, tile)
+    probed = probes.transpose(x, tile, passes)
     assert torch.equal(probed.out, x.t())
     assert probed.path == ("nvrtc" if device == "cuda" else "torch")
 
@@ -125,6 +125,8 @@ def test_what_cannot_be_is_named():
         probes.launch_empty(0)
     with pytest.raises(ValueError, match=r"tile is 'odd': it can be conflicting, padded, swizzled"):
         probes.transpose(x, "odd")
+    with pytest.raises(ValueError, match=r"passes is 0: 1 at least"):
+        probes.transpose(x, passes=0)
     with pytest.raises(ValueError, match=r"path is 'nvrtc', not available"):
         probes.transpose(x, path="nvrtc")
 
