@@ -5,6 +5,7 @@ follows. Where steps are not known, because something is compiled and no hook of
 there are no modules, the clock opens short windows, ever more rarely, and so does each compilation that has ended.
 
 What a replayed CUDA graph runs is known from its capture, where CUPTI calls back for each node: no window is needed.
+That is all that is known where ``--window`` switches recording on and off.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class Attribution:
     def __init__(self, agent: Agent, subscription: Subscription) -> None:
         self._agent = agent
         self._wanted = agent.options.attribute_steps
+        # libcupti 13.0 has died where its callbacks of launches met a switch of what is recorded, seen on H200.
+        self._looks = not agent.options.window
         self.windows = Windows(agent, subscription)
         self._operators = self.windows.operators
         self._captures = Captures(self._capture_began, self._capture_ended)
@@ -80,7 +83,10 @@ class Attribution:
         try:
             self.windows.frames.know_torch(torch)
             self._captures.put_in()
-            if not self._agent.calls.want(self):
+            if not self._looks:
+                told = "launches are not looked at where --window switches recording; graphs are, at capture"
+                self._say("skipped", told)
+            elif not self._agent.calls.want(self):
                 self._say("skipped", "calls of models are not followed: a compiler is used")
         except Exception as error:
             self._fault(error)
@@ -174,7 +180,7 @@ class Attribution:
 
     def _may_look(self, done: int = 1) -> bool:
         """Whether a window may be opened now, for a kind of which so many steps were looked at."""
-        if self._ended or self._compiling or self._agent.state != "traced":
+        if self._ended or self._compiling or not self._looks or self._agent.state != "traced":
             return False
         if self.windows.spent:
             self._retire(self.windows.spent)

@@ -453,6 +453,33 @@ def test_a_subscription_that_another_holds(lab: Lab, monkeypatch: pytest.MonkeyP
     check_whole(run, 7)
 
 
+def test_where_recording_is_switched_by_the_clock_graphs_alone_are_looked_at(lab: Lab) -> None:
+    events = run(
+        lab,
+        """
+        class Captured(torch.nn.Module):
+            def forward(self, n):
+                fakegpu.capture(n)
+        step(1)
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        Captured()(3)
+        graph.capture_end()
+        time.sleep(1.5)
+        step(1)
+        assert not hooked()
+        """,
+        attribute_steps=3,
+        window=[0.1, 0.1],
+    )
+    assert (events.told("window"), events.owners()) == ([], Counter())
+    told = "launches are not looked at where --window switches recording; graphs are, at capture"
+    assert told in events.told("skipped")
+    nodes = [node for e in events.rows if e["ev"] == "graph_nodes" for node in e["nodes"]]
+    paths = {index: kind for index, _, _, kind in events.all("modules")}
+    assert {paths[node[4]] for node in nodes if not node[1] and node[0] < 1000} == {"Captured"}
+
+
 def test_duty_windows_and_clean_steps_are_left_alone(lab: Lab) -> None:
     run = lab.record(
         textwrap.dedent(MODEL)
