@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import subprocess
-import sys
 from types import ModuleType
 
 import pytest
@@ -79,7 +77,8 @@ def test_the_analyzer_tells_beforehand_when_it_will_be(demo: ModuleType, monkeyp
     assert evidence(trend)["steps_per_doubling_count"] == pytest.approx(1 / (2 * math.log2(1.25)), rel=0.02)
 
 
-def test_wrong_values_are_refused() -> None:
-    run = subprocess.run([sys.executable, SCRIPT, "--layer", "8"], capture_output=True, text=True, check=False)
-    assert run.returncode == 2
-    assert "--layer must be from 0 to 7" in run.stderr
+def test_wrong_values_are_refused(demo: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        demo.main(["--layer", "8"])
+    assert end.value.code == 2
+    assert "--layer must be from 0 to 7" in capsys.readouterr().err
