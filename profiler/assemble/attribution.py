@@ -20,6 +20,7 @@ Frame = tuple[str, int, str]  # file, line, function
 _LAUNCH = ("correlation", "module", "stack", "t", "thread")
 _OP = ("start", "end", "thread")
 _NODE = ("node", "source", "graph", "t", "module", "stack", "thread")
+_TIMES = ("t", "start", "end")
 
 
 @dataclass
@@ -53,11 +54,13 @@ class Attribution:
         self._add("nodes", [row for row in nodes if len(row) == len(_NODE)])
 
     def _add(self, kind: str, rows: list[Any]) -> None:
-        width = len(_COLUMNS[kind])
+        columns = _COLUMNS[kind]
         try:
-            batch = np.array(rows, np.int64).reshape(-1, width)
+            batch = np.array(rows, np.int64).reshape(-1, len(columns))
         except OverflowError as error:
             raise ValueError("a number that no id or time has") from error
+        if (batch[:, [columns.index(name) for name in columns if name in _TIMES]] < 0).any():
+            raise ValueError("a time before all times")
         self.batches.setdefault(kind, []).append(batch)
 
     def _modules(self, event: dict[str, Any]) -> None:
@@ -65,7 +68,10 @@ class Attribution:
 
     def _stacks(self, event: dict[str, Any]) -> None:
         for number, frames in event["stacks"]:
-            self.stacks[int(number)] = tuple((str(file), int(line), str(name)) for file, line, name in frames)
+            read = tuple((str(file), int(line), str(name)) for file, line, name in frames)
+            if any(not 0 <= line < 1 << 31 for _, line, _ in read):
+                raise ValueError("a line that no file has")
+            self.stacks[int(number)] = read
 
     def _launches(self, event: dict[str, Any]) -> None:
         self.dropped["launches"] += int(event.get("dropped", 0))

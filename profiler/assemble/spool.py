@@ -91,10 +91,10 @@ def read_process(path: Path) -> ProcessSpool:
         event = _event(line)
         try:
             handler = _HANDLERS.get(event["ev"]) if event else None
-            at = int(event["t"]) if event else 0
+            at = _time(event["t"]) if event else 0
             if handler is not None and event:
                 handler(process, event)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             event = None
         if event:
             process.last_ns = max(process.last_ns, at)
@@ -123,8 +123,24 @@ def _event(line: bytes) -> dict[str, Any] | None:
 _DECODER = msgspec.json.Decoder(dict[str, Any])
 
 
+def _whole(value: Any, bits: int = 64) -> int:
+    """A number that a column of so many bits can hold. Raises ValueError."""
+    number = int(value)
+    if not -(1 << bits - 1) <= number < 1 << bits - 1:
+        raise ValueError("a number that no column holds")
+    return number
+
+
+def _time(value: Any) -> int:
+    """A time or a duration in ns: never negative, so that the session's begin can be taken off. Raises ValueError."""
+    number = _whole(value)
+    if number < 0:
+        raise ValueError("a time before all times")
+    return number
+
+
 def _hello(process: ProcessSpool, event: dict[str, Any]) -> None:
-    process.pid, process.parent_pid = int(event["pid"]), int(event["ppid"])
+    process.pid, process.parent_pid = _whole(event["pid"]), _whole(event["ppid"])
     process.argv, process.python = tuple(map(str, event["argv"])), str(event["python"])
     rank = str(event.get("rank"))
     process.env_rank = int(rank) if rank.isdecimal() and len(rank) <= _RANK_DIGITS_MAX else None
@@ -132,8 +148,9 @@ def _hello(process: ProcessSpool, event: dict[str, Any]) -> None:
 
 
 def _activated(process: ProcessSpool, event: dict[str, Any]) -> None:
-    process.libcupti, process.libcupti_path = event.get("version"), event.get("libcupti") or ""
-    process.torch = event.get("torch") or ""
+    version = event.get("version")
+    process.libcupti = None if version is None else int(version)
+    process.libcupti_path, process.torch = str(event.get("libcupti") or ""), str(event.get("torch") or "")
     process.sizes = {int(kind): int(size) for kind, size in (event.get("sizes") or {}).items()}
     process.activated_ns = int(event["t"])
     process.cost_ns += int(event["cost_ns"])
@@ -149,23 +166,26 @@ def _window(process: ProcessSpool, event: dict[str, Any]) -> None:
 
 
 def _names(process: ProcessSpool, event: dict[str, Any]) -> None:
-    process.names.update({int(pointer): name for pointer, name in event["names"] if name})
+    process.names.update({int(pointer): str(name) for pointer, name in event["names"] if name})
 
 
 def _nodes(process: ProcessSpool, event: dict[str, Any]) -> None:
-    process.nodes.extend((int(a), int(b), int(c), int(d)) for a, b, c, d, *_ in event["nodes"])
+    nodes = [(_whole(a), _whole(b), _whole(c, bits=32), _time(d)) for a, b, c, d, *_ in event["nodes"]]
     process.attribution.add_nodes(event["nodes"])
+    process.nodes += nodes
 
 
 def _steps(process: ProcessSpool, event: dict[str, Any]) -> None:
-    process.steps.extend((str(k), bool(traced), int(at), int(ns)) for k, traced, at, ns in event["steps"])
+    process.steps += [(str(kind), bool(traced), _time(at), _time(ns)) for kind, traced, at, ns in event["steps"]]
 
 
 def _ranges(process: ProcessSpool, event: dict[str, Any]) -> None:
-    process.ranges_dropped += int(event.get("dropped", 0))
+    ranges = []
     for kind, name, begin, end, thread, attributes in event["ranges"]:
         text = json.dumps(attributes, ensure_ascii=False) if attributes else ""
-        process.ranges.append((str(kind), str(name), int(begin), int(end), int(thread), text))
+        ranges.append((str(kind), str(name), _time(begin), _time(end), _whole(thread), text))
+    process.ranges_dropped += int(event.get("dropped", 0))
+    process.ranges += ranges
 
 
 def _dropped(process: ProcessSpool, event: dict[str, Any]) -> None:

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from assemble.spools import T0, events, frame, work, write
 
 from spikeprof.profiler import store
 from spikeprof.profiler.assemble import layouts as lay
 from spikeprof.profiler.assemble.build import Assembly, assemble
+from spikeprof.profiler.origins import Origins
 from spikeprof.profiler.trace import Manifest, Trace
 
 MODEL = "/home/u/model.py"
@@ -313,11 +315,13 @@ def test_damaged_and_odd_lines_cost_nothing_but_themselves(tmp_path: Path) -> No
     assert "ops" not in trace  # the one that there was ends before it begins
 
 
-def test_what_cannot_be_joined_costs_no_more_than_the_owners(tmp_path: Path) -> None:
-    # A line that no table holds is met only when the modules are written already.
-    damaged = event("stacks", stacks=[[3, [[MODEL, 2**40, "forward"]]]])
-    seen = event("launches", launches=[launch(11, 1, 3, 420)])
-    assembly, trace, owners = built(tmp_path, [kernel(1000, 1000, 11)], damaged, seen)
+def test_what_cannot_be_joined_costs_no_more_than_the_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unable(*_: object) -> pa.Table:  # met when modules and stacks are written already
+        return pa.table({"origin_id": pa.array([2**63], pa.int32())})
+
+    monkeypatch.setattr(Origins, "table", unable)
+    seen = event("launches", launches=[launch(11, 1, 0, 420)])
+    assembly, trace, owners = built(tmp_path, [kernel(1000, 1000, 11)], seen)
     note = assembly.ownership
     assert note is not None
     assert note.state == "refused"

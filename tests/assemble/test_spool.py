@@ -53,6 +53,10 @@ def test_a_name_that_is_read_again_is_the_newer_one(tmp_path: Path) -> None:
     assert process.names == {1: "new"}
 
 
+def test_a_name_is_text_whatever_was_written(tmp_path: Path) -> None:
+    assert _with(tmp_path, {"ev": "names", "t": T0, "names": [[1, 5], [2, ["x"]]]}).names == {1: "5", 2: "['x']"}
+
+
 @pytest.mark.parametrize("cut", [1, 2, 20])
 def test_a_last_line_that_is_cut_short_is_no_damage(tmp_path: Path, cut: int) -> None:
     path = write(tmp_path)
@@ -80,6 +84,15 @@ def test_a_last_line_that_is_cut_short_is_no_damage(tmp_path: Path, cut: int) ->
         b'{"ev": "hello", "t": 1}',
         b'{"ev": "refused", "t": 1, "what": "all"}',
         b'{"ev": "note"}',
+        b'{"ev": "window", "t": 9223372036854775808, "state": "traced", "reason": ""}',
+        b'{"ev": "graph_nodes", "t": 1, "nodes": [[7, 0, 1, 1], [7, 0, 2147483648, 1]]}',
+        b'{"ev": "graph_nodes", "t": 1, "nodes": [[7, 0, 1, 1, 0, 0, 1], [7, 0, 1, 1, 9223372036854775808, 0, 1]]}',
+        b'{"ev": "steps", "t": 1, "steps": [["forward", true, 1, 1], ["forward", true, 1, 1e300]]}',
+        b'{"ev": "ranges", "t": 1, "ranges": [["step", "s", 1, 1, 1, {}], ["step", "s", -1, 1, 1, {}]], "dropped": 1}',
+        b'{"ev": "ops", "t": 1, "ops": [["aten::mm", -9223372036854775808, 1, 7, [], []]]}',
+        b'{"ev": "stacks", "t": 1, "stacks": [[3, [["x.py", 2147483648, "f"]]]]}',
+        b'{"ev": "activated", "t": 1, "version": [1], "cost_ns": 0}',
+        b'{"ev": "note", "t": 1e999}',
         b"[" * 100_000,
         b"",
     ],
@@ -91,6 +104,10 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path, line: bytes) -> 
     process = read_process(path)
     assert process.damaged_lines == 2
     assert (process.pid, process.activated_ns, process.finished) == (41, T0 + 100, True)
+    assert (process.nodes, process.steps, process.ranges) == ([], [], [])  # nothing of such a line is kept
+    assert (process.libcupti, len(process.windows)) == (130001, 2)
+    assert not process.attribution.stacks
+    assert not len(process.attribution.rows("ops")["start"])
     assert small.notes_of([process]) == ["2 line(s) of the event file of process 41 are damaged"]
 
 
