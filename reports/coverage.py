@@ -162,6 +162,11 @@ class _Head(msgspec.Struct):
     version: int = 0
 
 
+#: A larger count is none: sums of many stay finite, and what was written can be read.
+MOST = 1 << 80
+#: Sums of floats: a part may exceed its whole by rounding.
+_ROUNDED = 1 + 1e-9
+
 #: How every file of ours begins.
 MARK = f'{{"format":"{FORMAT}"'.encode()
 
@@ -188,4 +193,9 @@ def decode(data: bytes) -> Coverage:
     parts = [part for one in file.fusion.values() for part in (one.fused, one.fusible, one.all)]
     if min((*hits, *parts), default=0) < 0:
         raise ForeignFile("this is no coverage file of spikeprof: it holds a negative count")
+    if max((*hits, *parts), default=0) > MOST:
+        raise ForeignFile("this is no coverage file of spikeprof: it holds a count too large to be true")
+    for name, one in file.fusion.items():
+        if one.fused > one.fusible * _ROUNDED or one.fusible > one.all * _ROUNDED:
+            raise ForeignFile(f"this is no coverage file of spikeprof: of {name} more is fused than there is")
     return Coverage(file.sources, file.functions, file.lines, file.branches, file.fusion)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import reprlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ _MOST_BYTES = 1_000_000
 
 #: Every measure that a policy can bound, in the order in which they are shown.
 MEASURES = tuple(shares(Coverage()))
+#: How values are shown: aliases of aliases on a page of YAML would be terabytes as text.
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 1
 _ALIASES = {"function": "functions", "line": "lines", "branch": "branches"}
 
 
@@ -89,7 +93,7 @@ def parse(found: Any) -> list[Bound]:
         raise ValueError(f"it holds {unknown[0]!r}, which is none of version and require")
     version = found.get("version", VERSION)
     if version != VERSION or isinstance(version, bool):
-        raise ValueError(f"it has version {version!r}; this spikeprof reads {VERSION}")
+        raise ValueError(f"it has version {_SHORT.repr(version)}; this spikeprof reads {VERSION}")
     bounds = [_bound(str(name), value) for name, value in found["require"].items()]
     names = [bound.measure for bound in bounds]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -116,11 +120,13 @@ def _bound(name: str, value: Any) -> Bound:
 def _share(name: str, value: Any) -> float:
     """0.85, or ``85 %``."""
     text = value.strip() if isinstance(value, str) else ""
+    shown = _SHORT.repr(value)
     try:
-        number = float(text.removesuffix("%")) / 100 if text.endswith("%") else float(str(value))
+        plain = "" if isinstance(value, (list, dict)) else str(value)
+        number = float(text.removesuffix("%")) / 100 if text.endswith("%") else float(plain)
     except ValueError:
-        raise ValueError(f'{name}: {value!r} is no share: write 0.85 or "85 %"') from None
+        raise ValueError(f'{name}: {shown} is no share: write 0.85 or "85 %"') from None
     if not math.isfinite(number) or not 0 <= number <= 1:
         hint = f': write {number / 100:g} or "{number:g} %"' if 1 < number <= 100 and not text else ""
-        raise ValueError(f"{name}: {value!r} is not from 0 to 1{hint}")
+        raise ValueError(f"{name}: {shown} is not from 0 to 1{hint}")
     return number

@@ -15,6 +15,7 @@ from spikeprof.profiler.trace import Trace
 from spikeprof.reports.coverage import MARK, Amount, Coverage, decode
 
 _LCOV_SUFFIXES = (".info", ".lcov")
+_LCOV_MOST = 1 << 64  # that counters of 64 bits reach
 
 
 def read_file(path: Path) -> Coverage | None:
@@ -144,6 +145,6 @@ def from_lcov(text: str, name: str) -> Coverage:
 
 def _add(into: dict[str, int], name: str, hits: str) -> None:
     count = int(float(hits))
-    if count < 0:
+    if not 0 <= count < _LCOV_MOST:
         raise ValueError(hits)
     into[name] = into.get(name, 0) + count

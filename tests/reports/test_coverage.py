@@ -22,7 +22,7 @@ from spikeprof.reports.coverage_sources import from_lcov, of_trace, read_file
 from spikeprof.reports.coverage_text import failures, render_coverage
 
 _HITS = st.dictionaries(st.text(max_size=5), st.integers(0, 10**6), max_size=5)
-_AMOUNT = st.builds(Amount, *(st.integers(0, 10**12).map(float) for _ in range(3)))
+_AMOUNT = st.lists(st.integers(0, 10**12).map(float), min_size=3, max_size=3).map(lambda parts: Amount(*sorted(parts)))
 COVERAGES = st.builds(
     Coverage,
     st.lists(st.text(max_size=5), max_size=2).map(tuple),
@@ -331,3 +331,38 @@ def test_the_table() -> None:
     assert "lines and branches: not measured: no source names lines" not in lines
     assert "lines: not measured: no source names lines" in lines
     assert max(map(len, lines)) <= 80
+
+
+def test_aliases_of_aliases_are_refused_in_a_line(tmp_path: Path) -> None:
+    layers = ["&a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    layers += [f"&a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 20)]  # 9**20 numbers
+    path = tmp_path / "bomb.yaml"
+    path.write_text("require:\n  lines: [" + ", ".join(layers) + "]\n")
+    with pytest.raises(InputError, match=r"lines: .{1,200} is no share"):
+        read_policy(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ({"functions": {"f": 2**81}}, "too large to be true"),
+        ({"fusion": {"time": {"fused": 1e308, "fusible": 1e308, "all": 1e308}}}, "too large to be true"),
+        ({"fusion": {"time": {"fused": 10, "fusible": 5, "all": 20}}}, "of time more is fused"),
+        ({"fusion": {"bytes": {"fused": 1, "fusible": 5, "all": 4}}}, "of bytes more is fused"),
+    ],
+)
+def test_counts_that_cannot_be_true_are_refused(content: dict[str, Any], why: str) -> None:
+    head = {"format": "spikeprof-coverage", "version": 1}
+    with pytest.raises(ForeignFile, match=why):
+        decode(json.dumps(head | content).encode())
+
+
+def test_a_part_may_exceed_its_whole_by_rounding() -> None:
+    amount = Amount(0.1 + 0.2, 0.3, 0.3)
+    assert decode(encode(Coverage(("a",), fusion={"time": amount}))).fusion["time"] == amount
+
+
+def test_lcov_counts_beyond_any_counter_are_refused() -> None:
+    assert from_lcov("SF:x.py\nDA:1,18446744073709549568\n", "x").lines == {"x.py:1": 2**64 - 2048}
+    with pytest.raises(InputError, match="line 2"):
+        from_lcov("SF:x.py\nDA:1,18446744073709551616\n", "x")
