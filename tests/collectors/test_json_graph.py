@@ -92,3 +92,13 @@ def test_views_of_views_lie_in_the_first_ones_memory(tmp_path: Path) -> None:
     read = read_json(written(tmp_path, {"nodes": nodes}))
     assert {node["tensors"][0]["storage"] for node in read.nodes} == {5000}
     assert {node["tensors"][0]["storage_bytes"] for node in read.nodes} == {128}
+
+
+def test_names_that_are_not_unicode(tmp_path: Path) -> None:
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps({"nodes": [{"name": "\ud800<x>"}, {"name": "b", "inputs": ["\ud800<x>"], "op": "o"}]}))
+    read = read_json(path)
+    assert [(node["name"], node["inputs"]) for node in read.nodes] == [("?<x>", []), ("b", [0])]
+    path.write_text(json.dumps({"nodes": [{"name": "\ud800"}, {"name": "\udbff"}]}))
+    with pytest.raises(ForeignFile, match=r"two nodes are called '\?'"):
+        read_json(path)

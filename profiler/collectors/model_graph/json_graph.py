@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from spikeprof.profiler.collectors.model_graph.collect import Read
 from spikeprof.profiler.errors import ForeignFile, InputError
 
@@ -49,7 +51,7 @@ def read_json(path: Path) -> Read:
 
 def _nodes(path: Path) -> list[Any]:
     try:
-        content = json.loads(path.read_bytes())
+        content = _content(path.read_bytes())
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
@@ -58,6 +60,14 @@ def _nodes(path: Path) -> list[Any]:
     if not isinstance(nodes, list) or not nodes:
         raise ForeignFile(f'{path} is no graph: it must be {{"nodes": [{{"name": …, "inputs": [...]}}, ...]}}')
     return nodes
+
+
+def _content(data: bytes) -> Any:
+    """The file's value. Text that is not Unicode becomes question marks: no table, page or terminal takes it."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return json.loads(json.dumps(json.loads(data), ensure_ascii=False).encode("utf-8", "replace"))
 
 
 def _node(path: Path, node: dict[str, Any], number: dict[str, int]) -> dict[str, Any]:
