@@ -135,7 +135,7 @@ def test_many_tensors_of_several_formats_in_one_step(kernels: ModuleType, device
     """Each gets its own numbers, step after step."""
     scanner = TritonScanner(torch, device, kernels)
     tensors = []
-    for number in range(20):
+    for number in range(0, 20, 2):
         name = ["float16", "float32", "int8"][number % 3]
         values = torch.arange(1, 10 + 997 * number, device=device) % 100
         tensors.append((values.to(getattr(torch, name)), FORMATS[name]))
