@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli.command import refusal, spikeprof
+from cli.command import Here, refusal, runner, spikeprof
 from collectors import graph_models
 
 from spikeprof.profiler import store
@@ -17,6 +17,11 @@ LAYERS = [
     {"name": "up", "op": "aten::mm", "inputs": ["x"], "shape": [8, 50257], "dtype": "float16", "module": "head"},
     {"name": "out", "op": "output", "inputs": ["up"]},
 ]
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
+    return runner(monkeypatch, capsys)
 
 
 @pytest.fixture
@@ -37,8 +42,8 @@ def test_a_graph_from_a_file_for_people(graph: Path) -> None:
     assert max(map(len, lines)) <= 80
 
 
-def test_a_graph_for_programs(graph: Path) -> None:
-    answer = json.loads(spikeprof("graph", graph, "--json").stdout)
+def test_a_graph_for_programs(here: Here, graph: Path) -> None:
+    answer = json.loads(here("graph", graph, "--json").stdout)
     assert [node["name"] for node in answer["nodes"]] == ["x", "up", "out"]
     assert answer["edges"] == [
         {"src_node_id": 0, "dst_node_id": 1, "position": 0},
@@ -49,27 +54,27 @@ def test_a_graph_for_programs(graph: Path) -> None:
     assert answer["graphs"][0]["timed_reason"] == "a graph from a file cannot be run"
 
 
-def test_a_trace_folder_that_reports_can_be_made_of(graph: Path, tmp_path: Path) -> None:
+def test_a_trace_folder_that_reports_can_be_made_of(here: Here, graph: Path, tmp_path: Path) -> None:
     folder = tmp_path / "trace"
-    run = spikeprof("graph", graph, "-o", folder)
+    run = here("graph", graph, "-o", folder)
     assert run.stdout.splitlines()[-1] == f"next: spikeprof report {folder} -o report.html"
     assert store.read_trace(folder).manifest.collectors["model_graph"].state == "ok"
-    again = spikeprof("graph", graph, "-o", folder)
+    again = here("graph", graph, "-o", folder)
     assert again.returncode == 4
     assert "exists already" in refusal(again)
-    assert "Model graph: 1 operator" in spikeprof("analyze", folder).stdout
+    assert "Model graph: 1 operator" in here("analyze", folder).stdout
     page = tmp_path / "report.html"
-    assert spikeprof("report", folder, "-o", page).returncode == 0
+    assert here("report", folder, "-o", page).returncode == 0
     assert "Tensors held at the peak" in page.read_text("utf-8")
 
 
-def test_a_cycle_fails_the_policy(tmp_path: Path) -> None:
+def test_a_cycle_fails_the_policy(here: Here, tmp_path: Path) -> None:
     path, folder = tmp_path / "cycle.json", tmp_path / "trace"
     path.write_text(json.dumps({"nodes": [{"name": "a", "inputs": ["b"]}, {"name": "b", "inputs": ["a"]}]}))
-    run = spikeprof("graph", path, "-o", folder)
+    run = here("graph", path, "-o", folder)
     assert run.returncode == 0
     assert "cycle a → b → a" in run.stdout
-    assert spikeprof("analyze", folder, "--fail-on", "critical").returncode == 1
+    assert here("analyze", folder, "--fail-on", "critical").returncode == 1
 
 
 def test_what_the_factory_says_is_one_line_and_leaves_no_folder(tmp_path: Path) -> None:

@@ -56,10 +56,3 @@ def test_alerts_come_while_the_program_runs_and_the_report_names_the_layer(real:
     answer = subprocess.run(asked, capture_output=True, text=True, check=False)
     assert answer.returncode == 1
     assert "The first bad value came from layers.5.mlp.activation, step 24." in answer.stdout
-
-
-def test_without_the_option_nothing_is_told(real: Lab) -> None:
-    running = real.start(sys.executable, real.program(ACTIVATE + DEMO))
-    _, err = running.communicate()
-    assert b"alert" not in err
-    assert not (real.folder / "trace" / "alerts.jsonl").exists()
