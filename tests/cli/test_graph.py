@@ -94,8 +94,11 @@ def test_what_the_factory_says_is_one_line_and_leaves_no_folder(tmp_path: Path) 
         (["no_such_module:f"], 3, "no graph: no_such_module cannot be imported: ModuleNotFoundError: "),
     ],
 )
-def test_refusals(arguments: list[str], code: int, said: str, tmp_path: Path) -> None:
-    run = spikeprof("graph", *arguments, cwd=tmp_path)
+def test_refusals(
+    here: Here, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, said: str, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = here("graph", *arguments)
     assert run.returncode == code
     assert refusal(run).startswith(said)
 

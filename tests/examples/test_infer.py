@@ -40,9 +40,9 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return run
 
 
-def test_two_lines_and_nothing_else_the_same_tokens_every_time() -> None:
+def test_two_lines_and_nothing_else_the_same_tokens_every_time(here: Here) -> None:
     first = infer("--device", "cpu", "--batch", "2", "--repeat", "2", "--json")
-    again = infer("--device", "cpu", "--batch", "2")
+    again = here("--device", "cpu", "--batch", "2")
     assert (first.returncode, first.stderr) == (0, "")
     checksum, line = first.stdout.splitlines()
     figures = json.loads(line)
