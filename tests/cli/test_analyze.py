@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tiny
-from cli.command import refusal, spikeprof
+from cli.command import Here, refusal, runner, spikeprof
 from cli.traces import launch_bound, sound
 from scanned import scan
 
@@ -15,6 +15,11 @@ from spikeprof.profiler import store
 from spikeprof.profiler.schema import SCHEMA_VERSION
 
 NOT_ROOT = pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
+    return runner(monkeypatch, capsys)
 
 
 @pytest.fixture
@@ -58,35 +63,35 @@ def test_fail_on_names_what_failed(trace: Path) -> None:
     assert spikeprof("analyze", trace, "--fail-on", "critical").returncode == 0
 
 
-def test_fail_on_names_rules(trace: Path) -> None:
-    run = spikeprof("analyze", trace, "--fail-on", "many-tiny-kernels, launch-bound")
+def test_fail_on_names_rules(here: Here, trace: Path) -> None:
+    run = here("analyze", trace, "--fail-on", "many-tiny-kernels, launch-bound")
     assert run.returncode == 1
     assert "spikeprof: --fail-on many-tiny-kernels, launch-bound: launch-bound\n" in run.stderr
-    assert spikeprof("analyze", trace, "--fail-on", "sync-bound").returncode == 0
-    refused = spikeprof("analyze", trace, "--fail-on", "overflow,never")
+    assert here("analyze", trace, "--fail-on", "sync-bound").returncode == 0
+    refused = here("analyze", trace, "--fail-on", "overflow,never")
     assert refused.returncode == 2
     assert refusal(refused).startswith(
         "--fail-on overflow,never: 'never' is no rule; write warning, critical, or rules"
     )
 
 
-def test_a_rule_that_could_not_be_looked_for_does_not_pass(trace: Path) -> None:
-    run = spikeprof("analyze", trace, "--fail-on", "overflow")
+def test_a_rule_that_could_not_be_looked_for_does_not_pass(here: Here, trace: Path) -> None:
+    run = here("analyze", trace, "--fail-on", "overflow")
     assert run.returncode == 1
     assert "overflow: not measured (the table 'tensor_stats' was not collected): spikeprof run --numerics" in run.stderr
 
 
 @pytest.mark.parametrize(("inf_count", "code"), [(0, 0), (1, 1)])
-def test_fail_on_overflow(tmp_path: Path, inf_count: int, code: int) -> None:
+def test_fail_on_overflow(here: Here, tmp_path: Path, inf_count: int, code: int) -> None:
     folder = store.create_folder(tmp_path / "numerics")
     store.write_trace(folder, tiny.trace(tensor_stats=[scan(0, 0, "a"), scan(1, 0, "a", inf_count=inf_count)]))
-    run = spikeprof("analyze", folder, "--fail-on", "overflow")
+    run = here("analyze", folder, "--fail-on", "overflow")
     assert run.returncode == code
     assert ("spikeprof: --fail-on overflow: overflow\n" in run.stderr) is (code == 1)
 
 
-def test_fail_on_passes_a_sound_trace(tmp_path: Path) -> None:
-    run = spikeprof("analyze", sound(tmp_path / "trace"), "--fail-on", "warning")
+def test_fail_on_passes_a_sound_trace(here: Here, tmp_path: Path) -> None:
+    run = here("analyze", sound(tmp_path / "trace"), "--fail-on", "warning")
     assert (run.returncode, run.stderr) == (0, "")
 
 
@@ -158,15 +163,15 @@ def test_bad_inputs_end_with_3_and_one_sentence(trace: Path, tmp_path: Path) -> 
     assert [r.returncode for r in runs] == [3] * len(runs)
 
 
-def test_outputs_that_must_not_be_written_end_with_4(trace: Path, tmp_path: Path) -> None:
+def test_outputs_that_must_not_be_written_end_with_4(here: Here, trace: Path, tmp_path: Path) -> None:
     notes = tmp_path / "notes.json"
     notes.write_text('{"version": 1, "mine": true}')
-    foreign = spikeprof("analyze", trace, "-o", notes)
+    foreign = here("analyze", trace, "-o", notes)
     assert refusal(foreign) == f"{notes} is not a spikeprof report and is left as it is: name another file with -o"
     assert notes.read_text() == '{"version": 1, "mine": true}'
-    folder = spikeprof("analyze", trace, "-o", tmp_path)
+    folder = here("analyze", trace, "-o", tmp_path)
     assert "is a folder" in refusal(folder)
-    nowhere = spikeprof("analyze", trace, "-o", tmp_path / "nowhere/report.json")
+    nowhere = here("analyze", trace, "-o", tmp_path / "nowhere/report.json")
     assert "there is no folder" in refusal(nowhere)
     assert [r.returncode for r in (foreign, folder, nowhere)] == [4, 4, 4]
 
@@ -196,7 +201,7 @@ def test_a_stretch_of_the_recording(trace: Path) -> None:
 
 
 @pytest.mark.parametrize("stretch", ["1", "2,1", "a,b", "-1,2", "nan,1", "0,inf", "5,6"])
-def test_a_stretch_that_is_none(trace: Path, stretch: str) -> None:
-    run = spikeprof("analyze", trace, f"--between={stretch}")
+def test_a_stretch_that_is_none(here: Here, trace: Path, stretch: str) -> None:
+    run = here("analyze", trace, f"--between={stretch}")
     assert run.returncode == 2
     assert "--between" in refusal(run)
