@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 
 from .events import RLock, get_ident
+from .modules import held_by
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ class Calls:
 
 def _holds_nothing(module: Any) -> bool:
     """Whether it has neither parameters nor modules: what servers sample tokens with is no model, its call no step."""
-    held = module.__dict__
+    held = held_by(module)
     return bool(held.get("_parameters") == {} and held.get("_modules") == {})
 
 

@@ -6,6 +6,7 @@ each, and no code of the program runs. Modules are held weakly; one that takes t
 name and of the same class, takes over its number.
 """
 
+import sys
 import weakref
 from collections import deque
 
@@ -54,7 +55,7 @@ class Node:
     def _walked_to(self, top: "Any", module: "Any") -> "Optional[str]":
         wanted = id(module)
         if self.walk is None:
-            self.walk = _names_below(top)
+            self.walk = _names_below(weakref.ref(top))
         if wanted not in self.names:
             for identity, name in self.walk:
                 self.names.setdefault(identity, name)
@@ -165,27 +166,47 @@ def _rebind(node: Node, module: "Any") -> None:
 
 
 def _submodules(module: "Any") -> "dict[str, Any]":
-    """``_modules`` as it stands in the object: attribute access may be the program's own code."""
+    """``_modules`` as it stands in the object."""
+    found = held_by(module).get("_modules")
+    return found if isinstance(found, dict) else {}
+
+
+def held_by(module: "Any") -> "dict[str, Any]":
+    """The object's own ``__dict__``: attribute access, and a class's ``__dict__``, may be the program's own code."""
+    base = getattr(getattr(sys.modules.get("torch"), "nn", None), "Module", None)
+    own = vars(base).get("__dict__") if base is not None and issubclass(type(module), base) else None
     try:
-        found = object.__getattribute__(module, "__dict__").get("_modules")
+        found = object.__getattribute__(module, "__dict__") if own is None else own.__get__(module)
     except AttributeError:
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _names_below(top: "Any") -> "Iterator[tuple[int, str]]":
-    """(id, name) of all modules below, nearest first, each once."""
-    seen = {id(top)}
+def _names_below(top: "weakref.ref[Any]") -> "Iterator[tuple[int, str]]":
+    """(id, name) of all modules below, nearest first, each once. While it rests it keeps none of them alive."""
+    seen: "set[int]" = set()
     waiting = deque([("", top)])
     while waiting:
-        path, module = waiting.popleft()
-        for name, registered in list(_submodules(module).items()):
-            child = plain(registered)
-            if child is not None and id(child) not in seen:
-                seen.add(id(child))
-                below = "%s.%s" % (path, name) if path else str(name)
-                yield id(child), below
-                waiting.append((below, child))
+        for identity, below, child in _children(*waiting.popleft(), seen):
+            yield identity, below
+            waiting.append((below, child))
+
+
+def _children(path: str, ref: "weakref.ref[Any]", seen: "set[int]") -> "list[tuple[int, str, weakref.ref[Any]]]":
+    """The modules right below one that were not ``seen`` yet."""
+    found = []
+    module = ref()
+    seen.add(id(module))
+    for name, registered in list(_submodules(module).items()):
+        child = plain(registered)
+        if child is None or id(child) in seen:
+            continue
+        seen.add(id(child))
+        try:
+            found.append((id(child), "%s.%s" % (path, name) if path else str(name), weakref.ref(child)))
+        except TypeError:  # no module
+            pass
+    return found
 
 
 def _below(top: "Any", path: str) -> "Any":

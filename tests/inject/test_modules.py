@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -205,3 +206,19 @@ def test_every_path_leads_to_its_module(drawn: tuple[Part, list[list[Part]]]) ->
         assert at is chain[-1]
         parent = rows[index][0]
         assert parent == (known.index(chain[:-1]) if len(chain) > 1 else -1)
+
+
+def test_a_walk_that_rests_keeps_no_module_alive() -> None:
+    first = Part()
+    model = Part(first=first, layers=List(Part(), Part()))
+    known = Modules()
+    assert row(known, model, first) == (0, "first", "Part")  # the walk has come no further
+    alive = weakref.ref(model), weakref.ref(model._modules["layers"])
+    del model, first
+    assert [ref() for ref in alive] == [None, None]
+
+
+def test_what_is_registered_and_is_no_module_is_passed_over() -> None:
+    part = Part()
+    known = Modules()
+    assert row(known, Part(number=5, text="x", part=part), part) == (0, "part", "Part")
