@@ -75,7 +75,10 @@ def above_standard(file: int) -> int:
 
 
 class Events:
-    """Appends events to ``<stem>.jsonl``. Its methods never raise and may be called from any thread."""
+    """Appends events to ``<stem>.jsonl``. May be called from any thread.
+
+    Its methods raise nothing but what a signal handler of the program's raises in them.
+    """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -122,8 +125,11 @@ class Events:
                     # A long line must not keep a short one out, which may say why there is no room.
                     lines = [each for each in lines if len(lines) == 1 or not self._write([each])]
                     self._unwritten = (lines + self._unwritten)[:_UNWRITTEN_MAX]
-        except Exception:
-            pass
+        except Exception as error:
+            from .interrupts import is_ours
+
+            if not is_ours(error):
+                raise
 
     def _write(self, lines: "list[str]") -> bool:
         data = "".join(line + "\n" for line in lines).encode("utf-8", "replace")

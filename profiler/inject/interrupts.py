@@ -66,12 +66,16 @@ def hold_garbage() -> bool:
     return collects
 
 
-def is_ours(error: BaseException) -> bool:
-    """Whether it was raised by code of ours, and not by a signal handler of the program's that came in between."""
+def is_ours(error: BaseException, *called: str) -> bool:
+    """Whether it was raised by code of ours, and not by a signal handler of the program's that came in between.
+
+    ``called`` are packages whose Python code ours calls: what that raises is ours, too.
+    """
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return trace is not None and _is_our_module(trace.tb_frame.f_globals.get("__name__"))
+    name = trace.tb_frame.f_globals.get("__name__") if trace is not None else None
+    return _is_our_module(name) or (isinstance(name, str) and name.partition(".")[0] in called)
 
 
 def _is_our_module(name: object) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from .interrupts import is_ours
+
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
@@ -50,5 +52,8 @@ def shape_of(torch: Any, tensor: Any) -> tuple[Any, ...]:
     try:
         with torch._C.DisableTorchFunction():
             return tuple(tensor.shape)
-    except Exception:  # a nested tensor has none
+    except Exception as error:  # a nested tensor has none
+        # What code of a class of the program's raises is told from what a signal handler does by the class alone.
+        if type(tensor).__module__.partition(".")[0] == "torch" and not is_ours(error, "torch"):
+            raise
         return ()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 
 from .events import get_ident
+from .interrupts import is_ours
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -66,8 +67,9 @@ def _after(owner: Any, name: str, then: Callable[..., object]) -> None:
         result = original(*args, **kwargs)
         try:
             then(result, *args, **kwargs)
-        except Exception:  # a fault of ours is not the program's
-            pass
+        except Exception as error:  # a fault of ours is not the program's
+            if not is_ours(error):
+                raise
         return result
 
     setattr(owner, name, wrapper)

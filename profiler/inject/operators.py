@@ -11,6 +11,7 @@ import sys
 from bisect import bisect_left
 
 from .events import Clock, get_ident
+from .interrupts import is_ours
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ THREAD_BITS = 0xFFFFFFFF
 
 
 class Operators:
-    """Sessions of this process. None of its methods raises."""
+    """Sessions of this process. Its methods raise nothing but what a signal handler of the program's raises in them."""
 
     def __init__(self) -> None:
         self.refused = ""  # why there are no operators
@@ -64,10 +65,13 @@ class Operators:
             self._api = self._api or _Legacy(sys.modules["torch"])
             if self._api.enabled():
                 return False
-            self._api.enable()
+            # Known before it begins: a handler that raises leaves none behind that nobody would end.
             session = self._running[thread] = _Session(thread & THREAD_BITS)
+            self._api.enable()
             session.marks += [self._api.mark() for _ in range(_MARKS)]
         except Exception as error:  # another torch than those known
+            if not is_ours(error):
+                raise
             self.refused = "%s: %s" % (type(error).__name__, error)
             self._running.pop(thread, None)
             return False
@@ -75,7 +79,7 @@ class Operators:
 
     def end(self) -> None:
         """End this thread's session, if it has one."""
-        session = self._running.pop(get_ident(), None)
+        session = self._running.get(get_ident())
         if session is not None and self._api is not None:
             try:
                 if self._api.enabled():
@@ -83,7 +87,10 @@ class Operators:
                     if session.launches:
                         self._ended.append((session, events))
             except Exception as error:
+                if not is_ours(error):  # it may still run: the next time ends it
+                    raise
                 self.refused = "%s: %s" % (type(error).__name__, error)
+            self._running.pop(get_ident(), None)
 
     @property
     def stale(self) -> bool:

@@ -11,6 +11,7 @@ import sys
 from collections import deque
 
 from .events import Clock, get_ident
+from .interrupts import is_ours
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -140,6 +141,8 @@ class Steps:
             if len(self._pending) > 4 * _SETTLE_STEPS:
                 self._read(_SETTLE_STEPS)
         except Exception as error:
+            if not is_ours(error, "torch"):
+                raise
             self._agent.spool.event(ev="fault", where="steps", text=str(error))
             self._unhook()
             self._agent.set_condition("clean", None)

@@ -11,6 +11,7 @@ import ctypes
 from .cupti import CuptiError
 from .events import Clock, RLock, SignalsHeld, allocate_lock, get_ident
 from .frames import Frames, Place
+from .interrupts import is_ours
 from .operators import THREAD_BITS, Operators
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -159,8 +160,9 @@ class Windows:
         self._inside[thread] = True
         try:
             self._note(window, call.correlation, thread, frame)
-        except Exception as error:  # not of the kind that happens once
-            self.broken, window.over = error, True
+        except Exception as error:
+            if is_ours(error):  # not of the kind that happens once
+                self.broken, window.over = error, True
             raise
         finally:
             self._inside.pop(thread, None)
@@ -194,7 +196,8 @@ class Windows:
             place = self.frames.place(frame, with_stack=self.nodes <= NODES_MAX)
             self._note_triton(place, at, thread)
         except Exception as error:
-            self.broken = error
+            if is_ours(error):
+                self.broken = error
             raise
         return place.module, place.stack
 

@@ -629,6 +629,59 @@ def test_a_fault_of_ours_ends_it_and_nothing_else(lab: Lab) -> None:
     assert len(events.faults) == 1
 
 
+def test_what_a_handler_of_the_programs_raises_in_a_callback_ends_nothing(lab: Lab) -> None:
+    events = run(
+        lab,
+        """
+        import _spikeprof.frames as frames
+        torch.cuda._lazy_init()
+        place = frames.Frames.place
+        def interrupted(*_, **__):
+            frames.Frames.place = place
+            raise KeyError("of a handler")
+        frames.Frames.place = interrupted
+        try:
+            step(1)
+            time.sleep(0)
+        except KeyError:
+            pass
+        else:
+            raise AssertionError("the program did not hear of it")
+        time.sleep(0.3)
+        assert hooked()
+        step(1)
+        """,
+        attribute_steps=3,
+    )
+    assert events.told("ended") == ["the program ended"]
+    assert events.faults == []
+    # Without the launch that was interrupted, and the last one of the step, which the exception kept from running.
+    assert events.owners() == times(2) - Counter({"one": 1, "-": 1})
+
+
+def test_a_model_whose_dict_is_code_of_the_programs(lab: Lab) -> None:
+    events = run(
+        lab,
+        """
+        import sys
+        torch.cuda._lazy_init()
+        asked = []
+        class Odd(Model):
+            @property
+            def __dict__(self):
+                asked.append(sys._getframe(1).f_globals["__name__"])
+                return vars(torch.nn.Module)["__dict__"].__get__(self)
+        odd = Odd()
+        for _ in range(3):
+            odd(Tensor(1))
+        assert asked and not [name for name in asked if "spikeprof" in name], asked
+        """,
+        attribute_steps=3,
+    )
+    assert events.faults == []
+    assert events.owners() == {"one": 6, "one.mlp": 3, "two": 6, "two.mlp": 3}
+
+
 # -- with the real torch ----------------------------------------------------------------------------
 
 
