@@ -33,14 +33,17 @@ def spikeprof(*arguments: str | Path, cwd: Path | None = None, env: dict[str, st
     )
 
 
-def runner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
-    """Runs ``spikeprof ARGUMENTS`` in this process: starting one takes longer than most of what is tested."""
+def runner(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Here:
+    """Runs ``spikeprof ARGUMENTS`` in this process: starting one takes longer than most of what is tested.
+
+    What libraries write to the descriptors themselves is seen, too.
+    """
     monkeypatch.setenv("COLUMNS", "80")
 
     def run(*arguments: str | Path) -> Run:
-        capsys.readouterr()
+        capfd.readouterr()
         code = run_command_line([*map(str, arguments)])
-        return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
+        return subprocess.CompletedProcess(arguments, code, *capfd.readouterr())
 
     return run
 

@@ -18,8 +18,8 @@ NOT_ROOT = pytest.mark.skipif(os.getuid() == 0, reason="root may write everywher
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
-    return runner(monkeypatch, capsys)
+def here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Here:
+    return runner(monkeypatch, capfd)
 
 
 @pytest.fixture
@@ -41,10 +41,10 @@ def test_json_is_all_that_standard_output_holds(trace: Path) -> None:
     assert report["results"][0]["analyzer"] == "truth"
 
 
-def test_json_file_is_private_and_may_be_replaced(trace: Path, tmp_path: Path) -> None:
+def test_json_file_is_private_and_may_be_replaced(here: Here, trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "report.json"
     for _ in range(2):
-        run = spikeprof("analyze", trace, "-o", out)
+        run = here("analyze", trace, "-o", out)
         assert (run.returncode, run.stderr) == (0, "")
     assert "[launch-bound]" in run.stdout
     assert json.loads(out.read_text())["trace_name"] == "my trace"
@@ -95,13 +95,13 @@ def test_fail_on_passes_a_sound_trace(here: Here, tmp_path: Path) -> None:
     assert (run.returncode, run.stderr) == (0, "")
 
 
-def test_a_trace_in_which_nothing_could_be_looked_at_does_not_pass(trace: Path) -> None:
+def test_a_trace_in_which_nothing_could_be_looked_at_does_not_pass(here: Here, trace: Path) -> None:
     for table in trace.glob("*.parquet"):
         table.unlink()
-    run = spikeprof("analyze", trace, "--fail-on", "critical")
+    run = here("analyze", trace, "--fail-on", "critical")
     assert run.returncode == 1
     assert "nothing was measured that could pass" in run.stderr
-    assert spikeprof("analyze", trace).returncode == 0
+    assert here("analyze", trace).returncode == 0
 
 
 def test_a_corrupt_table_leaves_the_rest(trace: Path) -> None:
@@ -138,26 +138,26 @@ def manifest(trace: Path, **changes: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def test_bad_inputs_end_with_3_and_one_sentence(trace: Path, tmp_path: Path) -> None:
-    missing = spikeprof("analyze", tmp_path / "nowhere")
+def test_bad_inputs_end_with_3_and_one_sentence(here: Here, trace: Path, tmp_path: Path) -> None:
+    missing = here("analyze", tmp_path / "nowhere")
     assert f"there is no {tmp_path / 'nowhere'}" in refusal(missing)
     (tmp_path / "empty").mkdir()
-    foreign = spikeprof("analyze", tmp_path / "empty")
+    foreign = here("analyze", tmp_path / "empty")
     assert "is not a trace" in refusal(foreign)
     (tmp_path / "text.json").write_text("hello\n")
-    text = spikeprof("analyze", tmp_path / "text.json")
+    text = here("analyze", tmp_path / "text.json")
     assert "text.json" in refusal(text)
     (tmp_path / "cut.json.gz").write_bytes(gzip.compress(b'{"traceEvents": [' + b'{"ph": "X"},' * 1000)[:-30])
-    cut = spikeprof("analyze", tmp_path / "cut.json.gz")
+    cut = here("analyze", tmp_path / "cut.json.gz")
     assert "cut.json.gz" in refusal(cut)
     manifest(trace, schema_version=SCHEMA_VERSION + 1)
-    newer = spikeprof("analyze", trace)
+    newer = here("analyze", trace)
     assert "update spikeprof" in refusal(newer)
     manifest(trace, format="other")
-    other = spikeprof("analyze", trace)
+    other = here("analyze", trace)
     assert "'other', not a spikeprof trace" in refusal(other)
     (trace / "manifest.json").write_text('{"format": "spikeprof-tr')
-    damaged = spikeprof("analyze", trace)
+    damaged = here("analyze", trace)
     assert "may still be whole" in refusal(damaged)
     runs = (missing, foreign, text, cut, newer, other, damaged)
     assert [r.returncode for r in runs] == [3] * len(runs)

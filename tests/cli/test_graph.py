@@ -20,8 +20,8 @@ LAYERS = [
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
-    return runner(monkeypatch, capsys)
+def here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Here:
+    return runner(monkeypatch, capfd)
 
 
 @pytest.fixture
