@@ -64,8 +64,8 @@ def module_tree(trace: Trace) -> ModuleTree:
     """The tree of the table ``modules``; empty where it is absent."""
     if "modules" not in trace:
         return ModuleTree([], ints([]), ints([]), ints([]), [], ints([]))
-    paths = trace.table("modules").column("path").to_pylist()
-    classes = trace.table("modules").column("class_name").to_pylist()
+    paths = [path or "" for path in trace.table("modules").column("path").to_pylist()]  # of any maker, nulls too
+    classes = [name or "" for name in trace.table("modules").column("class_name").to_pylist()]
     ranks = trace.column("modules", "rank").tolist()
     parents, depths = _parents(ints(trace.column("modules", "parent_id")))
     children = np.bincount(parents[parents >= 0], minlength=len(paths))

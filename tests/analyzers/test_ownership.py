@@ -327,6 +327,16 @@ def test_torch_profilers_numbers_fold_and_leaves_keep_their_order() -> None:
     assert labels(*rows)[5:] == labels(*rows)[1:5]
 
 
+def test_modules_without_a_path_or_a_class_have_empty_ones() -> None:
+    rows: list[dict[str, Any]] = [
+        {"rank": 0, "parent_id": -1, "path": None, "class_name": None},
+        {"rank": 0, "parent_id": 0, "path": "up", "class_name": "Linear"},
+    ]
+    tree = module_tree(tiny.trace(modules=rows))
+    assert tree.paths == ["", "up"]
+    assert tree.parent_of.tolist() == [-1, 0]
+
+
 def test_a_shared_module_keeps_its_own_path() -> None:
     assert labels((-1, "", "Net"), (0, "layers.0", "A"), (0, "layers.1", "A"), (1, "embed", "E")) == [
         "Net",
