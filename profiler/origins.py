@@ -134,6 +134,10 @@ class Origins:
         """A row's rank, module, stack, operator and input."""
         return self._rows[number]
 
+    def rows(self) -> Ints:
+        """All rows, (origins, 5), as ``row`` gives them."""
+        return np.array(self._rows, np.int64).reshape(-1, 5)
+
     def table(self) -> pa.Table:
         """The table ``origins``."""
         columns = np.array(self._rows, np.int32).reshape(-1, 5).T

@@ -209,7 +209,8 @@ class _Owners:
         if not self._launched.any() or not (eager & ~self._launched).any():
             return
         rows = self._sequences()
-        place_of, first = self._places()
+        made = self.origins.rows()
+        place_of, first = self._places(made)
         seen, launched = self.origin[rows], self._launched[rows] | self._in_graph[rows]
         kernels = self._kernels
         in_graph = self._in_graph[rows]
@@ -221,9 +222,9 @@ class _Owners:
         if not len(found):
             return
         stretch = stretches(kernels.sequence[rows], token)
-        key = np.where(stretch >= 0, stretch * (int(kernels.grid.max()) + 1) + kernels.grid[rows], -1)
         shown = np.flatnonzero((place >= 0) & ~in_graph)
-        origin = self._with_inputs(rows, place_of, shown, found, carried.place[found].astype(np.int64), key)
+        told = carried.place[found].astype(np.int64)
+        origin = self._with_inputs(made[:, 4], place_of, rows, shown, found, told, stretch)
         open_ = np.flatnonzero(origin < 0)
         needed = numbered(carried.place[found[open_]])
         bare = [self._without_inputs(int(first[p])) for p in carried.place[found[open_]][needed.first].tolist()]
@@ -231,21 +232,21 @@ class _Owners:
         self.origin[rows[found]] = origin
         self.match[rows[found]] = np.where(carried.length[found] >= PLACE, _POSITION, _SIGNATURE)
 
-    def _with_inputs(self, rows: Ints, place_of: Ints, seen: Ints, found: Ints, place: Ints, stretch: Ints) -> Ints:
+    def _with_inputs(
+        self, given: Ints, place_of: Ints, rows: Ints, seen: Ints, found: Ints, place: Ints, stretch: Ints
+    ) -> Ints:
         """The origin of kernels of known places, where all launches that were seen there had the same inputs.
 
-        ``seen`` and ``found`` are indices into ``rows``, ``stretch`` numbers what runs up to each, and its grid. Asked
-        are the launches of the place after the same kernels, else all with that grid. -1 where their inputs differed,
-        or where there was but one: the next may have had others.
+        ``given`` and ``place_of`` are of each origin; ``seen`` and ``found`` are indices into ``rows``, ``stretch``
+        numbers what runs up to each. Asked are the launches of the place with that grid after the same kernels, else
+        all of them. -1 where their inputs differed, or where there was but one: the next may have had others.
         """
         grid = self._kernels.grid[rows]
-        grids, origin = int(grid.max()) + 1, self.origin[rows[seen]].astype(np.int64)
-        given = self._rows()[:, 4]
+        after = np.where(stretch >= 0, stretch * (int(grid.max()) + 1) + grid, -1)
+        origin = self.origin[rows[seen]].astype(np.int64)
         told = np.full(len(found), -1, np.int64)
-        for kinds, of_seen, asked in (
-            (grids, grid[seen], grid[found]),
-            (int(stretch.max()) + 1, stretch[seen], stretch[found]),
-        ):
+        for kind in (grid, after):  # the closer one has the last word
+            of_seen, asked, kinds = kind[seen], kind[found], int(kind.max()) + 1
             known = Only(np.where(of_seen >= 0, place_of[origin] * kinds + of_seen, -1), given[origin])
             at = known.find(place * kinds + asked)
             same = (at >= 0) & (asked >= 0) & (known.count[at] > 1) & (known.value[at] >= 0)
@@ -264,15 +265,10 @@ class _Owners:
         same &= self._in_graph[rows[:-1]] & (kernels.correlation[rows[1:]] == kernels.correlation[rows[:-1]])
         return np.asarray(rows[np.append(True, ~same)])
 
-    def _places(self) -> tuple[Ints, Ints]:
+    def _places(self, rows: Ints) -> tuple[Ints, Ints]:
         """Of each origin the number of its module, line and operator; and one origin of each such place."""
-        rows = self._rows()
         line = np.append(np.array(self._names.lines, np.int64), -1)[rows[:, 2]]
         return numbered(rows[:, 0], rows[:, 1], line, rows[:, 3])
-
-    def _rows(self) -> Ints:
-        """Of each origin: rank, module, stack, operator and inputs."""
-        return np.array([self.origins.row(i) for i in range(self.origins.count)], np.int64).reshape(-1, 5)
 
     def _without_inputs(self, origin: int) -> int:
         """An origin of the same place that says nothing of shapes: they differ from one launch to the next there."""

@@ -9,6 +9,7 @@ How data flows in the target::
     site/sitecustomize.py   the interpreter starts it; chains to the user's own sitecustomize
       └ hooks.py            says hello (events.py); waits for a CUDA package; first CUDA use -> Agent.activate()
           └ agent.py        one per process: decides when to record; fork, exit and faults
+              ├ options.py  what to record
               ├ cupti.py    finds and drives the process's one libcupti
               ├ callbacks.py  CUPTI's requests for buffers, and the full ones
               ├ spool.py    raw activity buffers -> .act file
@@ -40,7 +41,7 @@ SITE_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
 #: Environment of the target.
 ENV_SPOOL = "SPIKEPROF_SPOOL"  # folder for spool files; absent = do nothing
 ENV_CONTROL = "SPIKEPROF_CONTROL"  # path of the supervisor's socket
-ENV_OPTIONS = "SPIKEPROF_OPTIONS"  # JSON object, see Options in agent.py
+ENV_OPTIONS = "SPIKEPROF_OPTIONS"  # JSON object, see options.py
 
 #: Spool file of raw activity buffers: frames of FRAME_HEADER_BYTES + payload.
 FRAME_MAGIC = 0x31455A494B495053  # "SPIKIZE1" little endian

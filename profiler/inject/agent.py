@@ -18,7 +18,6 @@ of that launch, under one correlation id.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 
@@ -28,6 +27,7 @@ from .calls import Calls
 from .control import FAREWELL_SECONDS, Control
 from .events import Clock, Events, RLock, SignalsHeld, get_ident
 from .interrupts import Interrupts
+from .options import Options
 from .spool import Spool
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -67,24 +67,6 @@ FLUSH_SECONDS = 0.1
 _SETTLING_FLUSHES = 2
 
 
-class Options:
-    """Recording options from the environment; every field has the default of "record all"."""
-
-    def __init__(self, text: str | None) -> None:
-        given = json.loads(text or "{}")
-        self.max_bytes = int(given.get("max_bytes", 0))
-        self.max_seconds = float(given.get("max_seconds", 0))
-        self.window = given.get("window")  # [seconds on, seconds off]
-        self.capture_range = bool(given.get("capture_range"))
-        self.clean_steps = int(given.get("clean_steps", 0))
-        self.graph_nodes = bool(given.get("graph_nodes", True))
-        self.attribute_steps = int(given.get("attribute_steps", 3))
-        self.numerics_every = int(given.get("numerics_every", 0))
-        self.numerics_modules = tuple(given.get("numerics_modules", ("*",)))
-        self.numerics_roles = tuple(given.get("numerics_roles", ("output",)))
-        self.libcupti = given.get("libcupti")
-
-
 class Agent:
     """Recording in this process. All methods are safe to call from any thread and never raise."""
 
@@ -101,7 +83,7 @@ class Agent:
 
     def _begin(self) -> None:
         """The state of a process that has not used CUDA yet."""
-        self._lock, self._flush_lock = RLock(), RLock()
+        self._lock, self.turn = RLock(), cupti.Turn(_PATIENCE_SECONDS)
         self._conditions: dict[str, str] = {}  # condition -> reason
         self._state: str | None = None
         self._entered: tuple[str, str] | None = None
@@ -314,7 +296,7 @@ class Agent:
         return min(waits)
 
     def _flush(self) -> None:
-        with self._flush_lock:
+        with self.turn.lock:
             # Looked at under the lock: the buffers of a guest are not ours to flush.
             if self._state == "traced":
                 self.driver.flush()
@@ -357,11 +339,8 @@ class Agent:
         # A traced window holds all that may have been recorded: from before CUPTI is on until after it is off.
         began = Clock.unix_ns()
         if state in _CALLS_ON:
-            self.take_cupti()
-            try:
+            with self.turn:
                 self._record(work=state == "traced")
-            finally:
-                self.leave_cupti()
         return began
 
     def _settle(self) -> None:
@@ -396,30 +375,20 @@ class Agent:
             except cupti.CuptiError as error:
                 self.spool.event(ev="note", text="no device records: %s" % error)
 
-    def take_cupti(self) -> None:
-        """Wait until no call of ours is under way that switches or flushes; ``leave_cupti`` must follow."""
-        if not self._flush_lock.acquire(timeout=_PATIENCE_SECONDS):
-            raise cupti.CuptiError("a flush has not returned for %g s" % _PATIENCE_SECONDS)
-
-    def leave_cupti(self) -> None:
-        """Let others of our threads at it again."""
-        self._flush_lock.release()
-
     def _leave(self, state: str, forced: bool = False) -> None:
         """Flush and switch off what ``state`` does not record; no flush of ours is under way when this returns."""
-        self.take_cupti()
-        try:
-            # CUPTI forgets what it has not yet turned into records when it is switched off: 60 ms of kernels, seen.
-            self.driver.flush(forced)
-        finally:
-            if self._state == "traced":
-                self.driver.disable_work()
-                self._count_dropped()
-            if self._calls_on and state not in _CALLS_ON:
-                self.driver.disable_calls()
-                self._calls_on = False
-            self._state = state
-            self.leave_cupti()
+        with self.turn:
+            try:
+                # CUPTI forgets what it has not yet turned into records when it is switched off: 60 ms of kernels, seen.
+                self.driver.flush(forced)
+            finally:
+                if self._state == "traced":
+                    self.driver.disable_work()
+                    self._count_dropped()
+                if self._calls_on and state not in _CALLS_ON:
+                    self.driver.disable_calls()
+                    self._calls_on = False
+                self._state = state
 
     def _enter(self, state: str, reason: str, at: int | None = None) -> None:
         if (state, reason) != self._entered:

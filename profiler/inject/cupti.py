@@ -12,6 +12,7 @@ import os
 import sys
 
 from . import cbids
+from .events import RLock
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -83,6 +84,26 @@ def open_library(override: str | None = None) -> tuple[ctypes.CDLL, str]:
 def _not_none(first: Iterable[str | None], rest: Iterable[str]) -> Iterator[str]:
     yield from filter(None, first)
     yield from rest
+
+
+class Turn:
+    """Entered by those of our calls that flush or switch CUPTI, which come one at a time.
+
+    Entering raises CuptiError when the one before has not ended in time; who would rather wait takes ``lock``.
+    """
+
+    def __init__(self, patience_seconds: float) -> None:
+        self.lock = RLock()
+        self._patience_seconds = patience_seconds
+
+    def __enter__(self) -> None:
+        """Wait for one's turn."""
+        if not self.lock.acquire(timeout=self._patience_seconds):
+            raise CuptiError("a flush has not returned for %g s" % self._patience_seconds)
+
+    def __exit__(self, *_: object) -> None:
+        """Let the next one in."""
+        self.lock.release()
 
 
 class Cupti:

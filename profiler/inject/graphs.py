@@ -108,8 +108,7 @@ class Subscription:
         if not self._held:
             raise cupti.CuptiError("another profiler has the subscription")
         refused = None
-        self._agent.take_cupti()
-        try:
+        with self._agent.turn:
             for cbid in cbids.LAUNCHES:
                 try:
                     self._agent.driver.watch(cupti.DOMAIN_DRIVER_API, cbid, on)
@@ -117,8 +116,6 @@ class Subscription:
                     refused = error
                     if cbid == cbids.DRIVER_LAUNCH_KERNEL:
                         raise
-        finally:
-            self._agent.leave_cupti()
         if refused is not None and on:
             self._agent.spool.event(ev="refused", what={"callbacks of some launches": str(refused)})
 
