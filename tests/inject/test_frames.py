@@ -240,7 +240,8 @@ def test_a_session_is_begun_anew_now_and_then(monkeypatch: pytest.MonkeyPatch) -
     assert found._running[threading.get_ident()] is not first
     begin = Clock.unix_ns()
     torch.relu(torch.ones(100_000))
-    found.launched(threading.get_ident(), (begin + Clock.unix_ns()) // 2)
+    for at in range(begin, Clock.unix_ns(), 1000):  # at every moment, so that no pause of this process lies in between
+        found.launched(threading.get_ident(), at)
     found.renew()
     found.end()
     assert {row[0] for row in found.take()} & {"aten::relu", "aten::ones"}
