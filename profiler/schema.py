@@ -26,7 +26,7 @@ import pyarrow as pa
 SCHEMA_VERSION = 1
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
-_I64, _I32, _I16, _I8 = pa.int64(), pa.int32(), pa.int16(), pa.int8()
+_I64, _I32, _I16, _I8, _U64 = pa.int64(), pa.int32(), pa.int16(), pa.int8(), pa.uint64()
 _F64, _BOOL, _STR = pa.float64(), pa.bool_(), pa.string()
 
 
@@ -440,6 +440,9 @@ _TABLES = (
             Column("zero_count", _I64, "elements that are zero"),
             Column("saturated_count", _I64, "elements at the largest finite number, or at the end codes of integers"),
             Column("first_bad_index", _I64, "flat index of the first NaN or infinite element; -1 = none"),
+            Column("dimensions_count", _I32, "dimensions of the tensor"),
+            Column("rows_count", _I64, "length of the leading dimension; 0 = fewer than two dimensions, or empty"),
+            Column("bad_rows", _U64, "bit r: row r has NaN or Inf; of more than 64 rows r * 64 // rows_count"),
             Column("scanned", _NAME, "at_once (as its module ended), later, or changed (later, written to in between)"),
             Column("t_ns", _I64, "when"),
         ),

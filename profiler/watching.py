@@ -20,7 +20,7 @@ from typing import Any
 
 from spikeprof.profiler.inject.captures import Captures
 from spikeprof.profiler.inject.numerics import records
-from spikeprof.profiler.inject.numerics.formats import BY_NUMBER
+from spikeprof.profiler.inject.numerics.formats import BY_NUMBER, NIBBLES
 from spikeprof.profiler.inject.numerics.watch import ROLES, Numerics
 
 #: Scans that are kept where nobody records; older ones give way.
@@ -118,6 +118,7 @@ class Watch:
         form = BY_NUMBER[tag >> 24 & 0xFF]
         path, class_name, role = self._points.get(tag & 0xFFFFFF, ("", "", ""))
         found = dict(zip(records.STATISTICS, words[records.FIRST_STATISTIC :], strict=False))
+        items, laid_out = words[records.ELEMENTS] // (2 if form.kind == NIBBLES else 1), words[records.LAID_OUT]
         return {
             "step": words[records.STEP],
             "order": tag >> 32,
@@ -130,7 +131,10 @@ class Watch:
             "smallest_value": form.value(found["smallest"]),
             **{f"{name}_count": found[name] for name in ("nan", "inf", "subnormal", "zero", "saturated")},
             "first_bad_index": found["first_bad"],
-            "scanned": _SCANNED[words[records.SCANNED_AS]],
+            "dimensions_count": records.dimensions_of(laid_out),
+            "rows_count": records.rows_of(items, laid_out),
+            "bad_rows": found["bad_rows"] % (1 << 64),
+            "scanned": _SCANNED[laid_out & records.WHEN],
             "t_ns": words[records.TIME],
         }
 

@@ -40,10 +40,11 @@ def bad(step: int, order: int, module: str, **more: Any) -> dict[str, Any]:
 def of_tensor(tensor: Any, step: int, order: int, module: str, dtype: str = "", **more: Any) -> dict[str, Any]:
     """The row of a real tensor, by the scan that the collector runs on the CPU; ``dtype`` names packed formats."""
     from spikeprof.profiler.inject.numerics.formats import FORMATS
+    from spikeprof.profiler.inject.numerics.records import form_of, rows_of
     from spikeprof.profiler.inject.numerics.scan_torch import scan as scan_tensor
 
     name = dtype or str(tensor.dtype).removeprefix("torch.")
-    amax, smallest, nan, inf, subnormal, zero, saturated, first_bad = scan_tensor(tensor, FORMATS[name])
+    amax, smallest, nan, inf, subnormal, zero, saturated, first_bad, bad_rows = scan_tensor(tensor, FORMATS[name])
     values = [FORMATS[name].value(bits) for bits in (amax, smallest)]
     row = {
         "elements_count": tensor.numel() * (2 if name == "int4" else 1),
@@ -55,6 +56,9 @@ def of_tensor(tensor: Any, step: int, order: int, module: str, dtype: str = "", 
         "zero_count": zero,
         "saturated_count": saturated,
         "first_bad_index": first_bad,
+        "dimensions_count": tensor.dim(),
+        "rows_count": rows_of(tensor.numel(), form_of(tensor, tensor.numel())),
+        "bad_rows": bad_rows % (1 << 64),
         "dtype": name,
     }
     return scan(step, order, module, **{**row, **more})

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from spikeprof.profiler import store
 from spikeprof.profiler.inject.numerics import records as layout
-from spikeprof.profiler.inject.numerics.formats import BY_NUMBER, FLOAT, Format
+from spikeprof.profiler.inject.numerics.formats import BY_NUMBER, FLOAT, NIBBLES, Format
 from spikeprof.profiler.schema import TABLES
 from spikeprof.profiler.trace import CollectorNote
 
@@ -223,11 +223,9 @@ def _frames(path: Path) -> Iterator[tuple[int, int, Ints]]:
 
 
 def _columns(rank: int, rows: Ints, told: Numerics, t0_unix_ns: int) -> pa.Table:
-    tag = rows[:, layout.TAG]
+    tag, laid_out = rows[:, layout.TAG], rows[:, layout.LAID_OUT]
     forms, points = (tag >> 24) & 0xFF, tag & 0xFFFFFF
-    statistics = dict(
-        zip(layout.STATISTICS, rows[:, layout.FIRST_STATISTIC : layout.FIRST_STATISTIC + 8].T, strict=True)
-    )
+    statistics = dict(zip(layout.STATISTICS, rows[:, layout.FIRST_STATISTIC : layout.LAID_OUT].T, strict=True))
     distinct, place = np.unique(points, return_inverse=True)
     known = [told.points.get(int(point), Point(f"point {point}", "", "")) for point in distinct]
     numbers, form = np.unique(forms, return_inverse=True)
@@ -244,11 +242,21 @@ def _columns(rank: int, rows: Ints, told: Numerics, t0_unix_ns: int) -> pa.Table
         "smallest_value": _values(statistics["smallest"], forms),
         **{f"{name}_count": statistics[name] for name in ("nan", "inf", "subnormal", "zero", "saturated")},
         "first_bad_index": statistics["first_bad"],
-        "scanned": _texts(np.clip(rows[:, layout.SCANNED_AS], 0, 2), list(SCANNED)),
+        "dimensions_count": layout.dimensions_of(laid_out),
+        "rows_count": _rows_count(rows[:, layout.ELEMENTS], laid_out, forms),
+        "bad_rows": statistics["bad_rows"].astype(np.int64).view(np.uint64),
+        "scanned": _texts(np.minimum(laid_out & layout.WHEN, layout.CHANGED), list(SCANNED)),
         "t_ns": rows[:, layout.TIME] - t0_unix_ns,
     }
     spec = TABLES["tensor_stats"].arrow
     return pa.table([pa.array(values[name]).cast(spec.field(name).type) for name in spec.names], schema=spec)
+
+
+def _rows_count(elements: Ints, laid_out: Ints, forms: Ints) -> Ints:
+    """Rows of each tensor, 0 where they are not told apart."""
+    packed = np.isin(forms, [number for number, form in BY_NUMBER.items() if form.kind == NIBBLES])
+    row = np.maximum(laid_out >> layout.ROW_SHIFT, 0) * np.where(packed, 2, 1)
+    return np.where(row > 0, elements // np.maximum(row, 1), 0)
 
 
 def _texts(codes: npt.NDArray[Any], texts: list[str]) -> pa.Array:

@@ -18,11 +18,12 @@ T0 = 1_790_000_000_000_000_000
 
 
 def record(
-    ticket: int, *, form: str = "float16", point: int = 0, order: int = 0, step: int = 0, at: int = 0, **more: int
-) -> bytes:
+    ticket: int, *, form: str = "float16", point: int = 0, order: int = 0, step: int = 0, at: int = 0,
+    laid_out: int = 0, **more: int,
+) -> bytes:  # fmt: skip
     names = dict.fromkeys(records.STATISTICS, 0) | {"amax": -1, "smallest": -1, "first_bad": -1} | more
     tag = order << 32 | FORMATS[form].number << 24 | point
-    return records.pack(ticket, step, tag, T0 + at, 100, list(names.values()), records.LATER)
+    return records.pack(ticket, step, tag, T0 + at, 100, list(names.values()), laid_out | records.LATER)
 
 
 def frame(*made: bytes, at: int = 1000, device: int = 0) -> bytes:
@@ -53,15 +54,17 @@ def built(folder: Path, data: bytes, events: Numerics | None = None) -> tuple[li
 
 def test_a_record_becomes_a_row_with_values_and_names(tmp_path: Path) -> None:
     one = record(
-        0, step=4, order=9, at=50, amax=0x7BFF, smallest=1, nan=2, inf=3, subnormal=4, zero=5, saturated=6, first_bad=7
-    )
+        0, step=4, order=9, at=50, amax=0x7BFF, smallest=1, nan=2, inf=3, subnormal=4, zero=5, saturated=6, first_bad=7,
+        bad_rows=-(1 << 63) | 2, laid_out=25 << records.ROW_SHIFT | 3 << records.DIMENSIONS_SHIFT,
+    )  # fmt: skip
     rows, note = built(tmp_path, frame(one))
     assert rows == [
         {
             "rank": 3, "step": 4, "order": 9, "module": "layers.0", "class_name": "Linear", "role": "output",
             "dtype": "float16", "elements_count": 100, "amax_value": 65504.0, "smallest_value": 2.0**-24,
             "nan_count": 2, "inf_count": 3, "subnormal_count": 4, "zero_count": 5, "saturated_count": 6,
-            "first_bad_index": 7, "scanned": "later", "t_ns": 50,
+            "first_bad_index": 7, "dimensions_count": 3, "rows_count": 4, "bad_rows": 1 << 63 | 2, "scanned": "later",
+            "t_ns": 50,
         }
     ]  # fmt: skip
     assert (note.state, note.reason, note.records_count, note.dropped_count) == ("ok", "", 1, 0)

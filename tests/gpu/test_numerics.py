@@ -65,9 +65,10 @@ def check(watched: Watch, model: All, step: int) -> None:
     for name, module in model.named_children():
         tensor, row = module().cpu(), rows[name]
         form = FORMATS[str(tensor.dtype).removeprefix("torch.")]
-        amax, smallest, *counts = scan_torch.scan(tensor, form)
+        amax, smallest, *counts, bad_rows = scan_torch.scan(tensor, form)
         found = [row[f"{what}_count"] for what in ("nan", "inf", "subnormal", "zero", "saturated")]
         assert [*found, row["first_bad_index"]] == counts, (name, form.name)
+        assert row["bad_rows"] == bad_rows % (1 << 64), (name, form.name)
         assert (row["amax_value"], row["smallest_value"]) == (form.value(amax), form.value(smallest)), (name, form.name)
 
 

@@ -140,7 +140,7 @@ class Looks:
                 if before[1] == version and not place.writes_input:
                     self._note_same(place, index, before[0])
                     continue
-                before[2][before[3]] = records.CHANGED
+                before[2][before[3]] = before[2][before[3]] & ~records.WHEN | records.CHANGED
             point = place.points.get(index)
             if point is None:
                 point = self._point(place, index)
@@ -160,7 +160,7 @@ class Looks:
                     self._add(scanner, place, tensor, group[0], tag, scanned)
                 continue
             words = group[2] if items > LONG_ITEMS else group[1]
-            words += (address, items, tag, scanned)
+            words += (address, items, tag, records.form_of(tensor, items) | scanned)
             seen[id(tensor)] = (point, version, words, len(words) - 1)
         scanner.scan([(form, words) for form, short, long in groups.values() for words in (short, long) if words])
 

@@ -3,6 +3,7 @@
 import sys
 
 from .formats import FLOAT, NIBBLES, SIGNED, UNSIGNED
+from .records import ROW_SHIFT, ROWS_MAX, STATISTICS, form_of
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
 
 #: Elements looked at at a time: what is made on the way takes some ten bytes of each.
 CHUNK = 1 << 20
+
+#: Numbers that ``scan_on_device`` gives.
+COUNT = len(STATISTICS)
 
 _NONE = (1 << 63) - 1
 
@@ -23,17 +27,18 @@ def scan(tensor: "Any", form: "Format") -> "list[int]":
 
 
 def scan_on_device(tensor: "Any", form: "Format") -> "Any":
-    """The same as an int64 tensor [8] where the tensor is: nothing waits."""
+    """The same as an int64 tensor [COUNT] where the tensor is: nothing waits."""
     torch = sys.modules["torch"]
     count = tensor.numel()
+    row = form_of(tensor, count) >> ROW_SHIFT
     totals = None
     # Slices of the first dimension that is long enough: a view of any strides is never copied as a whole.
     for begin, piece in _pieces(tensor.detach()):
-        part = _part(torch, piece, form, begin * (2 if form.kind == NIBBLES else 1))
+        part = _part(torch, piece, form, begin * (2 if form.kind == NIBBLES else 1), row, count)
         totals = part if totals is None else _joined(torch, totals, part)
     if totals is None or not count:
-        totals = torch.tensor([-1, _NONE, 0, 0, 0, 0, 0, _NONE], dtype=torch.int64, device=tensor.device)
-    return torch.where(totals == _NONE, -1, totals)
+        return torch.tensor([-1, -1, 0, 0, 0, 0, 0, -1, 0], dtype=torch.int64, device=tensor.device)
+    return torch.cat([torch.where(totals == _NONE, -1, totals)[:-1], totals[-1:]])
 
 
 def _pieces(tensor: "Any", begin: int = 0) -> "Any":
@@ -58,7 +63,7 @@ def _pieces(tensor: "Any", begin: int = 0) -> "Any":
             yield from _pieces(piece[0], begin + at * inner)
 
 
-def _part(torch: "Any", flat: "Any", form: "Format", begin: int) -> "Any":
+def _part(torch: "Any", flat: "Any", form: "Format", begin: int, row: int, count: int) -> "Any":
     size = _magnitudes(torch, flat, form)
     finite = size < form.special
     bad = ~finite
@@ -69,6 +74,7 @@ def _part(torch: "Any", flat: "Any", form: "Format", begin: int) -> "Any":
     if form.kind in (UNSIGNED, NIBBLES):
         saturated = saturated + zeros
     places = torch.arange(begin, begin + len(size), dtype=torch.int64, device=size.device)
+    first = torch.where(bad, places, _NONE).min()
     return torch.stack(
         [
             torch.where(finite, size, -1).max(),
@@ -78,14 +84,28 @@ def _part(torch: "Any", flat: "Any", form: "Format", begin: int) -> "Any":
             ((size < form.normal) & ~zero).sum(),
             zeros,
             saturated,
-            torch.where(bad, places, _NONE).min(),
+            first,
+            _bad_rows(torch, bad, places, first, row, count),
         ]
     )
 
 
+def _bad_rows(torch: "Any", bad: "Any", places: "Any", first: "Any", row: int, count: int) -> "Any":
+    """A bit for each row with a bad element, see records.py."""
+    if not row or (not bad.is_cuda and first == _NONE):  # on a GPU that question would wait
+        return torch.zeros_like(first)
+    rows, of = count // row, places // row
+    if rows > ROWS_MAX:
+        of = of * ROWS_MAX // rows
+    seen = torch.zeros(ROWS_MAX + 1, dtype=torch.int64, device=bad.device)
+    seen.scatter_(0, torch.where(bad, of, ROWS_MAX), 1)
+    bits = torch.arange(ROWS_MAX, dtype=torch.int64, device=bad.device)
+    return (seen[:ROWS_MAX] << bits).sum()
+
+
 def _joined(torch: "Any", a: "Any", b: "Any") -> "Any":
     least, most = torch.minimum(a, b), torch.maximum(a, b)
-    return torch.cat([most[:1], least[1:2], (a + b)[2:7], least[7:]])
+    return torch.cat([most[:1], least[1:2], (a + b)[2:7], least[7:8], (a | b)[8:]])
 
 
 def _magnitudes(torch: "Any", flat: "Any", form: "Format") -> "Any":

@@ -17,10 +17,10 @@ from . import formats, records
 triton = sys.modules["triton"]
 tl = sys.modules["triton.language"]
 
-#: Words of a row of the table: address, elements, order << 32 | point, when it is scanned.
+#: Words of a row of the table: address, elements, order << 32 | point, how it lies and when it is scanned.
 TABLE_WORDS = 4
 
-#: Words of a row of the scratch memory: the eight statistics, programs that are done.
+#: Words of a row of the scratch memory: the first eight statistics, programs that are done, bad rows.
 SCRATCH_WORDS = 16
 
 #: Dimensions of a view that is not contiguous, after neighbours that lie as one were merged.
@@ -35,7 +35,9 @@ _FLOAT, _SIGNED, _UNSIGNED, _NIBBLES = (
 )
 _WORDS = tl.constexpr(records.RECORD_WORDS)
 _SEALED = tl.constexpr(records.SEALED)
-_SCANNED_AS = tl.constexpr(records.SCANNED_AS)
+_LAID_OUT = tl.constexpr(records.LAID_OUT)
+_ROW_SHIFT = tl.constexpr(records.ROW_SHIFT)
+_ROWS = tl.constexpr(records.ROWS_MAX)
 _FIRST = tl.constexpr(records.FIRST_STATISTIC)
 _SEAL = tl.constexpr(records.SEAL)
 _NONE = tl.constexpr((1 << 63) - 1)
@@ -110,10 +112,12 @@ def _share(shapes, finished, ring, state, scratch, row, step, address, items, ta
     inf = tl.zeros_like(zero)
     saturated = tl.zeros_like(zero)
     first = tl.zeros_like(items) + _NONE
+    rows = tl.zeros_like(items)
     if largest >= LARGEST:
-        largest, nan, inf, saturated, first = _bad(
-            address, shape, items, part, sharing, BYTES, KIND, MASK, SPECIAL, INFINITE, LARGEST, STRIDED, TILE, STEPS
-        )
+        largest, nan, inf, saturated, first, rows = _bad(
+            address, shape, items, scanned >> _ROW_SHIFT, part, sharing,
+            BYTES, KIND, MASK, SPECIAL, INFINITE, LARGEST, STRIDED, TILE, STEPS
+        )  # fmt: skip
     small = tl.where(small >= SPECIAL, _NONE, small)  # where no finite element is smaller
     amax = largest.to(tl.int64)
     nan, inf, saturated = nan.to(tl.int64), inf.to(tl.int64), saturated.to(tl.int64)
@@ -123,7 +127,7 @@ def _share(shapes, finished, ring, state, scratch, row, step, address, items, ta
         saturated += zero
     if sharing == 1:
         _write(finished, ring, state, row, step, items, tag, scanned, when_ns, RING, KIND, CLOCK,
-               amax, small, nan, inf, subnormal, zero, saturated, first)  # fmt: skip
+               amax, small, nan, inf, subnormal, zero, saturated, first, rows)  # fmt: skip
     else:
         own = scratch + row * _SCRATCH
         tl.atomic_max(own, amax, sem="relaxed")
@@ -132,6 +136,7 @@ def _share(shapes, finished, ring, state, scratch, row, step, address, items, ta
             tl.atomic_add(own + 2, nan, sem="relaxed")
             tl.atomic_add(own + 3, inf, sem="relaxed")
             tl.atomic_min(own + 7, first, sem="relaxed")
+            tl.atomic_or(own + 9, rows, sem="relaxed")
         if subnormal > 0:
             tl.atomic_add(own + 4, subnormal, sem="relaxed")
         if zero > 0:
@@ -144,7 +149,7 @@ def _share(shapes, finished, ring, state, scratch, row, step, address, items, ta
             _write(finished, ring, state, row, step, items, tag, scanned, when_ns, RING, KIND, CLOCK,
                    _taken(own, nothing - 1), _taken(own + 1, nothing + _NONE), _taken(own + 2, nothing),
                    _taken(own + 3, nothing), _taken(own + 4, nothing), _taken(own + 5, nothing),
-                   _taken(own + 6, nothing), _taken(own + 7, nothing + _NONE))  # fmt: skip
+                   _taken(own + 6, nothing), _taken(own + 7, nothing + _NONE), _taken(own + 9, nothing))  # fmt: skip
             tl.atomic_xchg(own + 8, nothing, sem="relaxed")
 
 
@@ -157,7 +162,7 @@ def _taken(place, start):
 @triton.jit
 def _write(finished, ring, state, row, step, items, tag, scanned, when_ns, RING: tl.constexpr,
            KIND: tl.constexpr, CLOCK: tl.constexpr,
-           amax, small, nan, inf, subnormal, zero, saturated, first):  # fmt: skip
+           amax, small, nan, inf, subnormal, zero, saturated, first, rows):  # fmt: skip
     """The record, in one store of sixteen words; see records.py."""
     now = tl.extra.cuda.globaltimer().to(tl.int64) if CLOCK else when_ns.to(tl.int64)
     elements = items
@@ -168,7 +173,7 @@ def _write(finished, ring, state, row, step, items, tag, scanned, when_ns, RING:
     first = tl.where(first == _NONE, none, first)
     ticket = tl.atomic_add(state + 1, tl.full((), 1, tl.int64), sem="relaxed")
     seal = (_SEAL ^ (ticket + 1) ^ step ^ tag ^ now ^ elements ^ scanned ^ amax ^ small ^ nan ^ inf ^ subnormal ^ zero
-            ^ saturated ^ first)  # fmt: skip
+            ^ saturated ^ first ^ rows)  # fmt: skip
     lane = tl.arange(0, _WORDS)
     words = tl.zeros((_WORDS,), tl.int64)
     words = tl.where(lane == 0, ticket + 1, words)
@@ -184,7 +189,8 @@ def _write(finished, ring, state, row, step, items, tag, scanned, when_ns, RING:
     words = tl.where(lane == _FIRST + 5, zero, words)
     words = tl.where(lane == _FIRST + 6, saturated, words)
     words = tl.where(lane == _FIRST + 7, first, words)
-    words = tl.where(lane == _SCANNED_AS, scanned, words)
+    words = tl.where(lane == _FIRST + 8, rows, words)
+    words = tl.where(lane == _LAID_OUT, scanned, words)
     words = tl.where(lane == _SEALED, seal, words)
     tl.store(ring + ticket % RING * _WORDS + lane, words)
     tl.store(finished + row, ticket + 1)
@@ -335,13 +341,16 @@ def _add(size, big, small, zero, below, NORMAL: tl.constexpr):
 
 
 @triton.jit
-def _bad(address, shape, items, part, sharing, BYTES: tl.constexpr, KIND: tl.constexpr, MASK: tl.constexpr,
+def _bad(address, shape, items, row, part, sharing, BYTES: tl.constexpr, KIND: tl.constexpr, MASK: tl.constexpr,
          SPECIAL: tl.constexpr, INFINITE: tl.constexpr, LARGEST: tl.constexpr, STRIDED: tl.constexpr,
          TILE: tl.constexpr, STEPS: tl.constexpr):  # fmt: skip
-    """Largest finite magnitude (-1 of none), NaN, infinite, saturated, the first that is NaN or infinite."""
+    """Largest finite magnitude (-1 of none), NaN, infinite, saturated, the first that is NaN or infinite, their rows.
+
+    ``row``: items of a row, 0 where rows are not told apart.
+    """
     zero = tl.zeros((), tl.int64)
     big = zero - 1 if BYTES == 8 else tl.zeros((), tl.int32) - 1
-    nan, inf, saturated, first = zero, zero, zero, zero + _NONE
+    nan, inf, saturated, first, rows = zero, zero, zero, zero + _NONE, zero
     PIECE: tl.constexpr = TILE if TILE < _PIECE else _PIECE
     for begin in range(part * (TILE * STEPS), items, sharing * (TILE * STEPS)):
         for i in range(TILE * STEPS // PIECE):
@@ -360,10 +369,30 @@ def _bad(address, shape, items, part, sharing, BYTES: tl.constexpr, KIND: tl.con
                     size = bits & MASK
                 else:
                     size = tl.abs(bits)
+                before = nan + inf
                 big, nan, inf, saturated, first = _judge(
                     size, place, inside, big, nan, inf, saturated, first, SPECIAL, INFINITE, LARGEST
                 )
-    return big, nan, inf, saturated, first
+                if KIND == _FLOAT:  # noqa: SIM102 (known when it is compiled, the other is not)
+                    if nan + inf > before:
+                        rows |= _rows_with(inside & (size >= SPECIAL), place, items, row)
+    return big, nan, inf, saturated, first, rows
+
+
+@triton.jit
+def _rows_with(special, place, items, row):
+    """A bit for each row with such an element, see records.py. Divides: only where there is one."""
+    width = tl.maximum(row, 1)
+    rows = tl.maximum(items // width, 1)
+    own = place // width
+    bit = tl.minimum(tl.where(rows > _ROWS, own * _ROWS // rows, own), _ROWS - 1)
+    bits = tl.where(special & (row > 0), tl.full(place.shape, 1, tl.int64) << bit, tl.zeros_like(place))
+    return tl.reduce(bits, 0, _either)
+
+
+@triton.jit
+def _either(a, b):
+    return a | b
 
 
 @triton.jit

@@ -102,7 +102,7 @@ class TritonScanner:
             torch.cuda.synchronize(self._device)
         self.memory.drain(lambda piece: found.append(piece.cast("q").tolist()), all_of_it=True)
         words = found[0] if found else [0] * records.RECORD_WORDS
-        statistics = words[records.FIRST_STATISTIC : records.FIRST_STATISTIC + 8]
+        statistics = words[records.FIRST_STATISTIC : records.FIRST_STATISTIC + scan_torch.COUNT]
         if not records.is_whole(tuple(words)) or statistics != scan_torch.scan(known, form):
             raise RuntimeError("the record of a test is wrong: %s" % words)
         self.memory.state[0] = -1
@@ -126,7 +126,7 @@ class TritonScanner:
         packed = tensor.is_contiguous() and not address % 16  # it is read 16 bytes at a time
         shape = None if packed else merged(tensor, self._kernels.DIMENSIONS)
         parts = -(-items // self._kernels.part_items(form, not packed))
-        words = [address, items, tag, scanned]
+        words = [address, items, tag, records.form_of(tensor, items) | scanned]
         self._on_device(lambda: self._launch(form, not packed, words, min(parts, PROGRAMS_MAX), shape))
 
     def scan(self, groups: "list[tuple[Format, list[int]]]") -> None:
@@ -201,7 +201,7 @@ class TorchScanner:
     def __init__(self, torch: "Any", device: "Any", clock: "type[Clock]") -> None:
         self._torch, self._on_gpu, self._clock = torch, device.type == "cuda", clock
         self._step, self._tickets = -1, 0
-        self._pending: deque[tuple[Any, Any, int, int, int, int]] = deque()
+        self._pending: deque[tuple[Any, Any, int, int, int, int, int]] = deque()
         self._made: list[bytes] = []
         self.lost = self.unready = 0
 
@@ -218,18 +218,19 @@ class TorchScanner:
         if self.capturing():
             raise Unchecked("in a CUDA graph, and Triton is missing")
         elements = tensor.numel() * (2 if form.kind == NIBBLES else 1)
+        laid_out = records.form_of(tensor, tensor.numel()) | records.AT_ONCE
         with self._torch.no_grad():
             if not self._on_gpu:
                 found = scan_torch.scan(tensor, form)
-                self._write(self._step, tag, self._clock.unix_ns(), elements, found)
+                self._write(self._step, tag, self._clock.unix_ns(), elements, found, laid_out)
             elif len(self._pending) >= PENDING_MAX:
                 self.lost += 1
             else:
-                values = self._torch.empty(8, dtype=self._torch.int64, device="cpu", pin_memory=True)
+                values = self._torch.empty(scan_torch.COUNT, dtype=self._torch.int64, device="cpu", pin_memory=True)
                 values.copy_(scan_torch.scan_on_device(tensor, form), non_blocking=True)
                 done = self._torch.cuda.Event()
                 done.record()
-                self._pending.append((done, values, self._step, tag, self._clock.unix_ns(), elements))
+                self._pending.append((done, values, self._step, tag, self._clock.unix_ns(), elements, laid_out))
         self._settle(wait=False)
 
     def take(self, all_of_it: bool) -> bytes:
@@ -242,19 +243,19 @@ class TorchScanner:
 
     def _settle(self, wait: bool) -> None:
         while self._pending:
-            done, values, step, tag, when, elements = self._pending[0]
+            done, values, step, tag, when, elements, laid_out = self._pending[0]
             if not wait and not done.query():
                 return
             if wait:
                 done.synchronize()
             self._pending.popleft()
-            self._write(step, tag, when, elements, values.tolist())
+            self._write(step, tag, when, elements, values.tolist(), laid_out)
 
-    def _write(self, step: int, tag: int, when_ns: int, elements: int, found: "list[int]") -> None:
+    def _write(self, step: int, tag: int, when_ns: int, elements: int, found: "list[int]", laid_out: int) -> None:
         if len(self._made) >= BUFFER_RECORDS_MAX:
             self.lost += 1
             return
-        self._made.append(records.pack(self._tickets, step, tag, when_ns, elements, found, records.AT_ONCE))
+        self._made.append(records.pack(self._tickets, step, tag, when_ns, elements, found, laid_out))
         self._tickets += 1
 
 

@@ -48,11 +48,11 @@ def scan_all(scanner: TritonScanner, tensors: list[tuple[Any, Format]]) -> list[
     words = words[np.argsort(words[:, records.TAG] >> 32)]
     elements = [tensor.numel() * (2 if form.kind == NIBBLES else 1) for tensor, form in tensors]
     assert words[:, records.ELEMENTS].tolist() == elements
-    return [row[5:13].tolist() for row in words]
+    return [row[5:14].tolist() for row in words]
 
 
 def by_numpy(raw: np.ndarray[Any, Any], form: Format) -> list[int]:
-    """The same of the elements' bits, as unsigned integers in order."""
+    """The same but for the rows, of the elements' bits, as unsigned integers in order."""
     if form.kind == FLOAT:
         width, _, infinity, _, normal = FLOATS[form.name]
         sizes = [int(bits) & ((1 << (width - 1)) - 1) for bits in raw.tolist()]

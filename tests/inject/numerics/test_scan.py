@@ -21,10 +21,10 @@ FP16 = FORMATS["float16"]
 
 
 def both(kernels: ModuleType, tensor: Any, name: str) -> list[int]:
-    """The statistics, which both ways must agree on."""
+    """The statistics but for the rows, which both ways must agree on, in these, too."""
     found = scan_torch.scan(tensor, FORMATS[name])
     assert by_triton(kernels, tensor, FORMATS[name]) == found
-    return found
+    return found[:-1]
 
 
 @pytest.mark.parametrize("name", FLOATS)
@@ -111,6 +111,65 @@ def test_views_are_scanned_in_their_own_order(kernels: ModuleType, device: Any, 
     assert (found[2], found[7]) == (len(flat), flat[0] if flat else -1)
 
 
+def rows_by_numpy(tensor: Any) -> int:
+    """The mask of bad rows, one row after the other."""
+    rows, mask = tensor.shape[0], 0
+    for row in range(rows):
+        if not tensor[row].float().isfinite().all():
+            mask |= 1 << (row if rows <= 64 else row * 64 // rows)
+    return mask
+
+
+def rows_by_both(kernels: ModuleType, tensor: Any) -> int:
+    found = scan_torch.scan(tensor, FORMATS[str(tensor.dtype).removeprefix("torch.")])[-1]
+    assert by_triton(kernels, tensor, FORMATS[str(tensor.dtype).removeprefix("torch.")])[-1] == found
+    return found % (1 << 64)
+
+
+@pytest.mark.parametrize("name", ["float16", "float64", "float8_e5m2"])
+@pytest.mark.parametrize(
+    ("shape", "bad", "mask"),
+    [
+        ((3, 5), [(1, 4)], 0b010), ((2, 4, 7), [(0, 3, 6), (1, 0, 0)], 0b11), ((5,), [(2,)], 0), ((1, 9), [(0, 0)], 1),
+        ((64, 3), [(0, 0), (63, 2)], 1 << 63 | 1), ((64, 2), [(row, 0) for row in range(63)], (1 << 63) - 1),
+        ((65, 3), [(0, 0), (1, 0)], 1), ((65, 3), [(2, 1), (64, 2)], 1 << 63 | 0b10), ((1000, 2), [(999, 1)], 1 << 63),
+        ((4, 40_000), [(1, 0), (3, 39_999)], 0b1010), ((70_000, 1), [(0, 0), (35_000, 0)], 1 << 32 | 1),
+    ],
+)  # fmt: skip
+def test_rows_with_bad_elements_by_hand(
+    kernels: ModuleType, device: Any, name: str, shape: tuple[int, ...], bad: list[tuple[int, ...]], mask: int
+) -> None:
+    """Up to 64 rows one by one, more as ranges; in one program and in many; of one dimension none."""
+    tensor = torch.ones(shape, device=device)
+    for number, place in enumerate(bad):
+        tensor[place] = (math.inf, math.nan)[number % 2]
+    assert rows_by_both(kernels, tensor.to(getattr(torch, name))) == mask
+
+
+@pytest.mark.parametrize("view", ["transposed", "sliced", "permuted", "expanded", "overlapping", "of one row"])
+def test_rows_of_views_are_those_of_the_view(kernels: ModuleType, device: Any, view: str) -> None:
+    base = torch.ones(2001, dtype=torch.float16, device=device)
+    base[[8, 17, 211, 256]] = math.nan
+    seen = _views()[view](base)
+    assert rows_by_both(kernels, seen) == rows_by_numpy(seen)
+
+
+@given(data=st.data(), rows=st.integers(1, 200), row=st.integers(1, 60))
+@settings(max_examples=25, deadline=None)
+def test_rows_of_any_shape_are_told_as_one_by_one(
+    kernels: ModuleType, data: st.DataObject, rows: int, row: int
+) -> None:
+    tensor = torch.ones(rows, row, dtype=torch.bfloat16)
+    for place in data.draw(st.lists(st.integers(0, rows * row - 1), max_size=5)):
+        tensor.view(-1)[place] = math.inf
+    assert rows_by_both(kernels, tensor) == rows_by_numpy(tensor)
+
+
+def test_codes_have_no_bad_rows(kernels: ModuleType, device: Any) -> None:
+    ends = torch.full((3, 5), -128, dtype=torch.int8, device=device)
+    assert rows_by_both(kernels, ends) == 0
+
+
 def test_neighbouring_dimensions_are_one() -> None:
     assert merged(torch.empty(2, 3, 4, 5, 6, 7)[..., ::2], 4) == [4, 720, 1, 1, 2, 7, 0, 0]
     assert merged(torch.empty(4, 6)[:, :3], 4) == [3, 4, 1, 1, 1, 6, 0, 0]
@@ -127,7 +186,7 @@ def test_one_bad_element_is_found_wherever_it_is(kernels: ModuleType, device: An
     one = 0x3C00 if count > 1 else -1
     for place in {0, count // 2, count - 1}:
         tensor[place] = math.inf
-        assert by_triton(kernels, tensor, FP16) == [one, one, 0, 1, 0, 0, 0, place]
+        assert by_triton(kernels, tensor, FP16) == [one, one, 0, 1, 0, 0, 0, place, 0]
         tensor[place] = 1.0
 
 
