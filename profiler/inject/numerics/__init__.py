@@ -7,7 +7,7 @@
           ├ roots.py     the hooks in them
           └ looks.py     tensors on their way to a scanner: which wait, which are the same
               └ scanners.py       one for each device: launches
-                  ├ scan_triton.py  the kernels; loaded only where the program has torch and Triton
+                  ├ scan_triton.py  the kernels, with tiles_triton.py and bad_triton.py; only where there is Triton
                   ├ scan_torch.py   the same numbers from torch operators
                   ├ memory.py       what a GPU and the agent's thread share
                   ├ formats.py      number formats as integer limits
