@@ -69,6 +69,21 @@ it were fine, so were, of what is watched, its inputs. What runs between two wat
 
 What to do: look at this module and at the magnitude of what it takes; the others need no change.
 
+leak
+----
+What it means: bad values passed from one row of the batch to others: one request spoils what others get.
+
+How it is found: rows of a tensor are bad that were fine in all scans of the step before it, while rows that had been
+bad before are bad in it, too; or, in a step that begins with bad rows of the step before it, there are more of them. A
+row is an index of the leading dimension, which is taken for the batch in tensors of ``min_leak_dimensions_count``
+dimensions and more; set it to 2 for flat tensors of one token of each request, and beyond all tensors' to look for no
+leaks. It is inferred, and critical where the scan before leaves ``min_leak_headroom_bits``: with 8 bits in FP16 even a
+square would fit; with less, or where that is not known, the victims may have overflowed by themselves: a warning.
+Modules that cannot mix rows (Linear, norms, activations) are left out where their inputs were scanned, too.
+
+What to do: look for what mixes rows: a mean or scale over the batch, a softmax over the wrong dimension, a shared slot
+of a KV cache.
+
 overflow-trend
 --------------
 What it means: the largest magnitude grows from step to step, and would pass the limit if it went on so.
@@ -83,7 +98,7 @@ What to do: find out what accumulates (a residual stream, a state, a cache that 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -92,6 +107,7 @@ from spikeprof.analyzers.base import Evidence, Figure, Finding, Info, Result, Ru
 from spikeprof.analyzers.derived.intervals import Bools, Ints
 from spikeprof.analyzers.derived.numerics_formats import Floats
 from spikeprof.analyzers.derived.numerics_heat import MODEL, heat_table
+from spikeprof.analyzers.derived.numerics_leak import Leak, leak_action, leak_evidence, leak_table, leaks, rows_text
 from spikeprof.analyzers.derived.numerics_origin import Origin, bad_steps, origins
 from spikeprof.analyzers.derived.numerics_scans import (
     Scans,
@@ -129,6 +145,8 @@ class Overflow:
     fp16_limit_value: float = 65_504.0
     fp16_warn_value: float = 60_000.0
     min_headroom_bits: float = 1.0
+    min_leak_headroom_bits: float = 8.0
+    min_leak_dimensions_count: int = 3
     max_saturated_share: float = 0.01
     max_kv_saturated_share: float = 0.05
     max_int4_saturated_share: float = 0.25
@@ -154,6 +172,7 @@ class Overflow:
         rules=(
             Rule("overflow", "A tensor holds Inf or NaN", "critical"),
             Rule("nan-origin", "This module was the first to give Inf or NaN", "critical"),
+            Rule("leak", "Bad values pass from one row of the batch to others", "critical"),
             Rule("near-overflow", "Magnitudes come close to the largest number of the format", "warning"),
             Rule("overflow-trend", "Magnitudes grow towards the largest number of the format", "warning"),
             Rule("int8-saturation", "Many elements of a quantised tensor are at its end codes", "warning"),
@@ -169,9 +188,11 @@ class Overflow:
             return Result(self.info.id, "not_applicable", reason="no watched tensor was scanned while recording")
         found, bad = totals(scans), bad_steps(scans)
         sources, rising = list(origins(scans, bad)), self._trends(scans)
+        leaked = leaks(scans, self.min_leak_dimensions_count)
         findings = (
             *self._origins(scans, sources),
             *self._overflows(scans, found, bad.first[~bad.brought_in]),
+            *self._leaks(scans, leaked),
             *self._near(scans, found),
             *self._rising(scans, rising),
             *self._saturated(scans, found),
@@ -190,6 +211,7 @@ class Overflow:
                 "tensors": module_table(scans, found, self.top_count),
                 "around": around_table(scans, first, self.before_count, self.victims_count),
                 "bad_steps": bad_step_table(scans, bad, self.top_count),
+                "leaks": leak_table(scans, leaked, self.top_count),
                 "trends": trend_table(scans, rising, self.top_count),
                 "heat": heat_table(scans, scans.unscaled, self.heat_rows_count, self.heat_bins_count),
             },
@@ -223,6 +245,21 @@ class Overflow:
             ]
             action = after_overflow(scans.tensors[tensor], bool(found.inf[tensor]))
             yield self._finding(scans, "overflow", int(first[tensor]), evidence, action)
+
+    def _leaks(self, scans: Scans, found: list[Leak]) -> Iterator[Finding]:
+        """One for each module in which rows turned bad by others."""
+        alike: dict[str, list[Leak]] = {}
+        for one in sorted(found, key=lambda one: int(scans.step[one.scan])):
+            alike.setdefault(scans.tensors[scans.tensor[one.scan]].path, []).append(one)
+        least = self.min_leak_headroom_bits
+        for same in list(alike.values())[: self.max_findings_count]:
+            first = same[0]
+            evidence = list(leak_evidence(scans, same, least))
+            told = self._finding(scans, "leak", first.scan, evidence, leak_action(scans, first, least))
+            named = (("victim_rows", first.victims), ("poisoning_rows", first.sources))
+            rows = {name: rows_text(mask, first.rows_count) for name, mask in named}
+            severity = told.severity if first.headroom(scans) >= least else "warning"
+            yield replace(told, severity=severity, scope={**told.scope, **rows})
 
     # ---------------------------------------------------------------- near the limit
 

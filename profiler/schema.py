@@ -441,7 +441,7 @@ _TABLES = (
             Column("saturated_count", _I64, "elements at the largest finite number, or at the end codes of integers"),
             Column("first_bad_index", _I64, "flat index of the first NaN or infinite element; -1 = none"),
             Column("dimensions_count", _I32, "dimensions of the tensor"),
-            Column("rows_count", _I64, "length of the leading dimension; 0 = fewer than two dimensions, or empty"),
+            Column("rows_count", _I64, "length of the leading dimension; 0 = fewer than two, empty, or not the batch"),
             Column("bad_rows", _U64, "bit r: row r has NaN or Inf; of more than 64 rows r * 64 // rows_count"),
             Column("scanned", _NAME, "at_once (as its module ended), later, or changed (later, written to in between)"),
             Column("t_ns", _I64, "when"),

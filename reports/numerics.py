@@ -65,6 +65,10 @@ def notes(result: Result) -> list[str]:
     around = rows(result.tables.get("around", {}))
     if first := next((row for row in around if row["state"] == "first bad"), None):
         found.append(f"The first bad value came from {printable(first['module'])}, step {fmt.count(first['step'])}.")
+    if leak := next(iter(rows(result.tables.get("leaks", {}))), None):
+        where = f"{printable(leak['module'])}, step {fmt.count(leak['step'])}"
+        which = f"{leak['victim_rows']} after {leak['poisoning_rows']}"
+        found.append(f"Rows of the batch turned bad after others in {where}: {which}.")
     if lost := result.metric("scans_dropped_count"):
         found.append(f"{fmt.plural(lost, 'scan was', 'scans were')} lost: what they saw is not known.")
     if changed := result.metric("changed_scans_count"):
@@ -81,6 +85,7 @@ def tables(result: Result) -> dict[str, PlainTable]:
     around["state"] = [_STATES.get(state, state) for state in around.get("state", [])]
     found = {
         "numerics-around": around,
+        "numerics-leaks": result.tables.get("leaks", {}),
         "numerics-tensors": {name: result.tables.get("tensors", {}).get(name, []) for name in _TENSOR_COLUMNS},
         "numerics-trends": result.tables.get("trends", {}),
         "numerics-bad-steps": result.tables.get("bad_steps", {}),

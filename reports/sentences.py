@@ -165,6 +165,10 @@ _CAPTIONS = {
     ),
     "numerics-around": ("The first step with Inf or NaN, around the first bad scan", ""),
     "numerics-bad-steps": ("Steps with Inf or NaN, with what was bad first in each", ""),
+    "numerics-leaks": (
+        "Rows of the batch that turned bad by others",
+        "Inferred: with little headroom before, a row may have overflowed by itself.",
+    ),
     "numerics-tensors": ("Watched tensors, the worst first", ""),
     "numerics-trends": ("Magnitudes that grow towards the limit", ""),
     "node-heat": ("Layers × parts", "Colour: time there, as a share of the hottest."),

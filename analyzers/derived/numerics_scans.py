@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from spikeprof.analyzers.derived.groups import first_of_groups, group_codes
 from spikeprof.analyzers.derived.intervals import Bools, Integers, Ints, ints
@@ -54,6 +55,9 @@ class Scans:
     zero: Ints
     saturated: Ints
     first_bad: Ints
+    dimensions: Ints
+    rows: Ints  # of the leading dimension; 0 where they are not told apart
+    bad_rows: npt.NDArray[np.uint64]  # a bit for each; of more than 64 rows bit r * 64 // rows
     amax: Floats
     smallest: Floats
     limit: Floats
@@ -135,6 +139,9 @@ def scans_of(trace: Trace, fp16_limit: float) -> Scans:
         zero=column("zero_count"),
         saturated=column("saturated_count"),
         first_bad=column("first_bad_index"),
+        dimensions=column("dimensions_count"),
+        rows=column("rows_count"),
+        bad_rows=column("bad_rows"),
         amax=_magnitudes(column("amax_value")),
         smallest=_magnitudes(column("smallest_value")),
         limit=limits([one.dtype for one in tensors], fp16_limit)[tensor],

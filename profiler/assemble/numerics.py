@@ -54,6 +54,8 @@ class Numerics:
     asked: bool = False
     points: dict[int, Point] = field(default_factory=dict)
     shared: set[int] = field(default_factory=set)  # points that hand on another one's tensor
+    tokens_first: set[int] = field(default_factory=set)  # models whose leading dimension is not the batch
+    rows_unknown: set[int] = field(default_factory=set)  # points in these
     unchecked: list[tuple[str, str]] = field(default_factory=list)  # module, why
     losses: Counter[str] = field(default_factory=Counter)
 
@@ -63,11 +65,17 @@ class Numerics:
 
     def add_points(self, event: dict[str, Any]) -> None:
         """Places that are scanned."""
-        for number, _root, path, class_name, role, _index, same_as in event["points"]:
+        for number, root, path, class_name, role, _index, same_as in event["points"]:
+            if int(root) in self.tokens_first:
+                self.rows_unknown.add(int(number))
             if int(same_as) >= 0:
                 self.shared.add(int(number))
             else:
                 self.points[int(number)] = Point(str(path), str(class_name), str(role))
+
+    def has_tokens_first(self, event: dict[str, Any]) -> None:
+        """A model with modules that were made with ``batch_first=False``."""
+        self.tokens_first.add(int(event["root"]))
 
     def add_unchecked(self, event: dict[str, Any]) -> None:
         """Places that are not."""
@@ -81,6 +89,7 @@ class Numerics:
 #: Of each kind of event, what to do with it.
 HANDLERS = {
     "numerics": Numerics.begun,
+    "numerics_tokens_first": Numerics.has_tokens_first,
     "numerics_points": Numerics.add_points,
     "numerics_unchecked": Numerics.add_unchecked,
     "numerics_ended": Numerics.ended,
@@ -226,6 +235,7 @@ def _columns(rank: int, rows: Ints, told: Numerics, t0_unix_ns: int) -> pa.Table
     tag, laid_out = rows[:, layout.TAG], rows[:, layout.LAID_OUT]
     forms, points = (tag >> 24) & 0xFF, tag & 0xFFFFFF
     statistics = dict(zip(layout.STATISTICS, rows[:, layout.FIRST_STATISTIC : layout.LAID_OUT].T, strict=True))
+    has_rows = ~np.isin(points, list(told.rows_unknown))
     distinct, place = np.unique(points, return_inverse=True)
     known = [told.points.get(int(point), Point(f"point {point}", "", "")) for point in distinct]
     numbers, form = np.unique(forms, return_inverse=True)
@@ -243,8 +253,8 @@ def _columns(rank: int, rows: Ints, told: Numerics, t0_unix_ns: int) -> pa.Table
         **{f"{name}_count": statistics[name] for name in ("nan", "inf", "subnormal", "zero", "saturated")},
         "first_bad_index": statistics["first_bad"],
         "dimensions_count": layout.dimensions_of(laid_out),
-        "rows_count": _rows_count(rows[:, layout.ELEMENTS], laid_out, forms),
-        "bad_rows": statistics["bad_rows"].astype(np.int64).view(np.uint64),
+        "rows_count": np.where(has_rows, _rows_count(rows[:, layout.ELEMENTS], laid_out, forms), 0),
+        "bad_rows": np.where(has_rows, statistics["bad_rows"].astype(np.int64).view(np.uint64), np.uint64(0)),
         "scanned": _texts(np.minimum(laid_out & layout.WHEN, layout.CHANGED), list(SCANNED)),
         "t_ns": rows[:, layout.TIME] - t0_unix_ns,
     }

@@ -87,6 +87,17 @@ def test_magnitudes_of_every_format(tmp_path: Path, form: str, bits: int, value:
     assert FORMATS[form].value(bits) == (None if math.isnan(value) else pytest.approx(value, rel=1e-12))
 
 
+def test_rows_of_models_that_take_tokens_first_are_not_told(tmp_path: Path) -> None:
+    events = Numerics()
+    events.begun({})
+    events.has_tokens_first({"root": 1})
+    events.add_points({"points": [[0, 0, "a", "Linear", "output", 0, -1], [1, 1, "b", "Linear", "output", 0, -1]]})
+    laid_out = 25 << records.ROW_SHIFT | 3 << records.DIMENSIONS_SHIFT
+    made = [record(at, at=at, point=at, bad_rows=2, laid_out=laid_out) for at in (0, 1)]
+    rows, _ = built(tmp_path, frame(*made), events)
+    assert [(row["module"], row["rows_count"], row["bad_rows"]) for row in rows] == [("a", 4, 2), ("b", 0, 0)]
+
+
 def test_torn_lost_and_double_records_are_counted(tmp_path: Path) -> None:
     torn = bytearray(record(2))
     torn[40] ^= 1

@@ -52,6 +52,18 @@ def test_the_verdict_names_the_origin() -> None:
     assert "Inf and NaN 2 (none expected); Scans of the step before it, all fine 2" in text
 
 
+def test_a_leak_is_told_with_both_rows() -> None:
+    batch = {"dimensions_count": 3, "rows_count": 4}
+    first, second = bad(3, 0, "embed", bad_rows=0b0010, **batch), bad(3, 1, "norm", bad_rows=0b1111, **batch)
+    result = asked(scan(0, 0, "embed", **batch), first, second)
+    text = " ".join(screen(result).split())
+    assert "Rows of the batch turned bad after others in norm, step 3: 0, 2 to 3 after 1." in text
+    assert "step 3, victim rows 0, 2 to 3, poisoning rows 1)" in text
+    page = [part.strip() for part in Page(render_html(fabricated.alone(result))).text]
+    assert "Rows of the batch that turned bad by others" in page
+    assert "Rows that turned bad" in page
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 140])
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_lines_fit(width: int, encoding: str) -> None:

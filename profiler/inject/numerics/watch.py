@@ -67,6 +67,8 @@ class Numerics:
             known.remove()
         root = self._roots[id(module)] = Root(module, self._roots_count)
         self._roots_count += 1
+        if any(vars(each).get("batch_first") is False for each in module.modules()):
+            self._say(ev="numerics_tokens_first", root=root.number)
         for path, each in self._modules(module):
             self._hook(root, path, each, is_root=each is module)
         root.handles += [

@@ -156,6 +156,13 @@ def test_patterns_steps_and_roles(way: str) -> None:
     assert modules_of(watched, 3, "weight") == []
 
 
+def test_models_whose_leading_dimension_is_no_batch_are_told() -> None:
+    for batch_first, told in ((False, [0]), (True, [])):
+        model = nn.TransformerEncoderLayer(4, 1, 4, batch_first=batch_first)
+        with spikeprof.watch(model) as watched:
+            assert [e["root"] for e in watched._told if e["ev"] == "numerics_tokens_first"] == told
+
+
 def test_nothing_of_the_watch_is_left_and_results_are_the_same(way: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2))
