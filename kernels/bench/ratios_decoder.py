@@ -12,6 +12,7 @@ from spikeprof.kernels.bench.ratio import Ours, Ratio, Setting
 from spikeprof.kernels.bench.timing import WARM
 from spikeprof.kernels.engine.config import ModelConfig, preset
 from spikeprof.kernels.engine.engine import Engine
+from spikeprof.kernels.engine.model import make_decoder
 from spikeprof.kernels.engine.operators import Operators, fused_operators, unfused_operators
 from spikeprof.kernels.engine.runner import Runner
 
@@ -25,9 +26,10 @@ def _decoder(setting: Setting) -> Ours:
         config, weights="fp16" if setting.is_gpu else "fp32", max_seq_len=prompt + batch,
         max_batch=batch + 1, device=str(setting.device), cache_tokens=(batch + 1) * (prompt + batch),
     )  # fmt: skip
-    sets = _operators()
+    made = engine.runner.decoder
     runners = {
-        name: Runner(replace(engine.runner.decoder, operators=sets[name]), engine.runner.cache) for name in _SETS
+        name: Runner(make_decoder(config, made.weights, prompt + batch, operators=operators), engine.runner.cache)
+        for name, operators in _operators().items()
     }
     with engine.scope():
         tokens = torch.randint(config.vocabulary, (prompt,), generator=torch.Generator().manual_seed(0)).tolist()

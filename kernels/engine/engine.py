@@ -19,6 +19,7 @@ from spikeprof.kernels.cache.usage import bytes_per_token
 from spikeprof.kernels.engine.config import PRESETS, ModelConfig, preset, read_config
 from spikeprof.kernels.engine.graph import DecodeGraphs
 from spikeprof.kernels.engine.model import make_decoder
+from spikeprof.kernels.engine.operators import unfused_operators
 from spikeprof.kernels.engine.runner import Runner
 from spikeprof.kernels.engine.sampling import Sampling
 from spikeprof.kernels.engine.scheduler import Limits, Request, Scheduler
@@ -111,7 +112,8 @@ class Engine:
                 dtype=loaded.dtype,
                 device=device,
             )
-            decoder = make_decoder(config, loaded, max_seq_len, path=path, fused=fused)
+            operators = None if fused else unfused_operators()
+            decoder = make_decoder(config, loaded, max_seq_len, path=path, operators=operators)
             graphs = DecodeGraphs(decoder, cache, max_batch) if cuda_graph else None
         self.config = config
         self.runner = Runner(decoder, cache, graphs)

@@ -17,7 +17,7 @@ from spikeprof.kernels.cache.protocol import KVCache, Plan
 from spikeprof.kernels.engine.config import ModelConfig
 from spikeprof.kernels.engine.host import on_device
 from spikeprof.kernels.engine.network import Kernels, Network, Step
-from spikeprof.kernels.engine.operators import Operators, fused_operators, unfused_operators
+from spikeprof.kernels.engine.operators import Operators, fused_operators
 from spikeprof.kernels.engine.weights import Weights
 from spikeprof.kernels.fused import rotary_table
 from spikeprof.kernels.paths import check, check_shape, chosen
@@ -32,7 +32,6 @@ class Decoder:
 
     config: ModelConfig
     weights: Weights
-    operators: Operators
     network: Network
     path: str
     paths: dict[str, set[str]]
@@ -43,22 +42,26 @@ class Decoder:
 
 
 def make_decoder(
-    config: ModelConfig, weights: Weights, max_seq_len: int, *, path: str = "auto", fused: bool = True
+    config: ModelConfig,
+    weights: Weights,
+    max_seq_len: int,
+    *,
+    path: str = "auto",
+    operators: Operators | None = None,
 ) -> Decoder:
-    """A decoder for sequences of at most ``max_seq_len`` tokens; not ``fused``: of separate torch operators.
+    """A decoder for sequences of at most ``max_seq_len`` tokens, of fused kernels unless other operators are given.
 
     Raises ValueError for a path that cannot be taken where the weights are.
     """
     chosen(path, weights.embedding)
     table = rotary_table(max_seq_len, config.head_dim, base=config.rope_theta, device=weights.device)
-    operators = fused_operators(path) if fused else unfused_operators()
     paths: dict[str, set[str]] = {}
 
     def ran(name: str, path: str) -> None:
         paths.setdefault(name, set()).add(path)
 
-    network = Network(config, weights, table, Kernels(operators, path, ran))
-    return Decoder(config, weights, operators, network, path, paths)
+    network = Network(config, weights, table, Kernels(operators or fused_operators(path), path, ran))
+    return Decoder(config, weights, network, path, paths)
 
 
 def prefill(decoder: Decoder, cache: KVCache, plan: Plan, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -82,7 +85,7 @@ def prefill(decoder: Decoder, cache: KVCache, plan: Plan, tokens: Tensor, positi
             )
             if span.sequence is not None:
                 own_k, own_v = (part[None] for part in cache.gather(layer, span.sequence))
-            seen = decoder.operators.attend(own_q, own_k, own_v, window)
+            seen = decoder.network.kernels.operators.attend(own_q, own_k, own_v, window)
             decoder.ran("prefill_attention", seen.path)
             outs.append(seen.out.transpose(1, 2).flatten(0, 1))
         return torch.cat(outs) if len(outs) > 1 else outs[0]

@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from spikeprof.kernels import fused  # noqa: E402
 from spikeprof.kernels.bench import ratios_serving  # noqa: E402
 from spikeprof.kernels.bench.__main__ import main  # noqa: E402
 from spikeprof.kernels.bench.peaks import Peaks  # noqa: E402
@@ -62,6 +63,22 @@ def test_bytes_that_quantising_saves_by_hand(rows):
 def test_ways_of_the_tiles(rows):
     figures = rows["bank-conflicts"].figures
     assert (figures["conflicting_ways"], figures["padded_ways"], figures["swizzled_ways"]) == (32, 1, 1)
+
+
+def test_each_set_of_the_decoder_runs_operators_of_its_own(monkeypatch):
+    ran = []
+    for name in ("rms_norm_residual", "rms_norm_residual_unfused", "silu_mul", "silu_mul_unfused"):
+        own = getattr(fused, name)
+
+        def counted(*args, own=own, name=name, **options):
+            ran.append(name)
+            return own(*args, **options)
+
+        monkeypatch.setattr(fused, name, counted)
+    list(measured([RATIOS["decoder-fusion"]], SETTING))
+    # Five norms and two activations in each pass; two sets of separate ones, and the engine's own pass before decode.
+    assert ran.count("silu_mul_unfused") == 2 * (ran.count("silu_mul") - 2) > 0
+    assert 2 * ran.count("rms_norm_residual_unfused") == 5 * ran.count("silu_mul_unfused")
 
 
 def test_padding_by_hand(rows):

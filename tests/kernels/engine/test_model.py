@@ -11,6 +11,7 @@ from torch import Tensor
 from spikeprof.kernels.cache import make_cache
 from spikeprof.kernels.engine import model
 from spikeprof.kernels.engine.config import ModelConfig
+from spikeprof.kernels.engine.operators import unfused_operators
 from spikeprof.kernels.engine.runner import Runner
 from spikeprof.kernels.engine.weights import Weights, random_weights
 
@@ -64,7 +65,8 @@ def runner(
     sizes = {"capacity_tokens": 256, "page_size": 16, "max_sequences": 4, "max_tokens": 64} | changes
     cache = make_cache(kind, layers=config.layers, kv_heads=config.kv_heads, head_dim=config.head_dim,
                        dtype=weights.dtype, device=device, **sizes)  # fmt: skip
-    return Runner(model.make_decoder(config, weights, 64, path=path, fused=fused), cache)
+    operators = None if fused else unfused_operators()
+    return Runner(model.make_decoder(config, weights, 64, path=path, operators=operators), cache)
 
 
 def assert_close(found: Tensor, want: Tensor, limit: float = 1e-5) -> None:
