@@ -80,6 +80,20 @@ class Watch:
         rows = [self._row(_WORDS.unpack(record)) for record in self._records]
         return sorted((row for row in rows if row), key=lambda row: (row["step"], row["order"]))
 
+    def bisect(self) -> dict[str, Any] | None:
+        """The operator that gave the first bad value; None where no scan that was collected saw one.
+
+        Runs the module that it came from once more, on an input that was kept: its Python on tensors without memory,
+        then its operators one by one, for at most 5 seconds. For the end of a program: what the module's Python does
+        beside computing, such as filling a global cache, it does once more, with tensors that hold nothing. Only the
+        first call answers: with ``operator`` and ``file``, ``line`` and ``function`` of its call, its ``inputs`` and
+        ``output`` with shape, dtype, amax and counts of NaN and Inf, the index ``first_bad``; or else ``why_not``.
+        """
+        if self._numerics is None:
+            return None
+        self.collect()
+        return self._numerics.bisect()
+
     @property
     def unchecked(self) -> list[tuple[str, str]]:
         """(module, why) of what could not be scanned so far."""

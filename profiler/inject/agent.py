@@ -199,6 +199,8 @@ class Agent:
             self._enter("stopped", _ENDED)
         except Exception as error:
             self.fault("finish", error)
+        if self._numerics is not None:  # now that nothing is recorded any more
+            self._numerics.tell_operator()
         self.spool.event(ev="finished", cost_ns=Clock.perf_counter_ns() - began)
 
     def forked(self, events: Events) -> None:

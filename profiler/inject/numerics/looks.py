@@ -6,7 +6,8 @@ import weakref
 from ..events import Clock
 from . import records
 from .formats import FORMATS
-from .scanners import LONG_ITEMS, WAITING_ITEMS, WAITING_ITEMS_MAX, WAITING_MAX, Unchecked, scanner_for
+from .scanners import Unchecked, merged, scanner_for, wide
+from .waiting import NEW, Spot, Waiting, quick
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -22,19 +23,22 @@ _TENSORS_MAX, _DEPTH_MAX = 16, 4
 POINTS_MAX = (1 << 24) - 1
 _REASONS_MAX = 2000
 
+#: References to a tensor that waits, where nobody else has one: two of ours, and the call that counts them.
+_OWN_REFERENCES = 3
+
 #: Wait for scans under way at the end.
 _PATIENCE_MS = 50
 
 
 class Place:
-    """What is scanned of a watched module: its names, its role, a point for each of its tensors."""
+    """What is scanned of a watched module: its names, its role, what is known of each of its tensors."""
 
-    __slots__ = ("class_name", "dtype", "path", "points", "role", "root", "same", "writes_input")
+    __slots__ = ("class_name", "dtype", "path", "role", "root", "same", "spots", "writes_input")
 
     def __init__(self, root: int, path: str, class_name: str, role: str, dtype: str = "") -> None:
         self.root, self.path, self.class_name, self.role = root, path, class_name, role
         self.dtype = dtype  # what its bytes are, where torch does not know it
-        self.points: dict[int, int] = {}  # which of its tensors -> point
+        self.spots = [NEW]  # by which of its tensors it is
         self.same: set[tuple[int, int]] = set()
         self.writes_input = False
 
@@ -52,19 +56,21 @@ class Looks:
         }
         self.scanners: dict[Any, Any] = {}  # by device
         self.quick: dict[int, Any] = {}  # those for which tensors may wait, by what ``Tensor.get_device`` says
-        self.order = 0  # of the next scan of the step
-        self.inference = False  # whether tensors made now have no version
-        self._long: dict[int, tuple[Any, Optional[int], int]] = {}  # id -> weak reference, version, point
+        self.waiting = Waiting()
+        self.waits = quick(self.waiting, self.flush)
+        self._sent: dict[int, tuple[Any, Optional[int], Spot]] = {}  # id -> weak reference, version, spot
         self._points: list[list[Any]] = []  # yet to be told
+        self.places: dict[int, Place] = {}  # by point
+        self.saw_bad: Callable[..., None] = lambda *_, **__: None  # hears at once of bad values on the CPU
         self._points_count = 0
         self._reasons: dict[tuple[str, str], None] = {}
         self._reasons_told = 0
 
     def begin(self) -> None:
         """A step begins; what waits of one that never ended is given up."""
-        self.order = 0
-        self.inference = self._torch.is_inference_mode_enabled()
         self.drop()
+        self.waiting.order = 0
+        self.waiting.inference = self._torch.is_inference_mode_enabled()
         for scanner in self.scanners.values():
             scanner.begin()
 
@@ -74,11 +80,9 @@ class Looks:
 
     def drop(self) -> int:
         """Give up what waits; how many tensors that are."""
-        self._long.clear()
-        dropped = 0
-        for scanner in self.quick.values():
-            dropped += len(scanner.waiting)
-            scanner.waiting, scanner.items = [], 0
+        dropped = len(self.waiting.held)
+        self.waiting.clear()
+        self._sent.clear()
         return dropped
 
     # -- tensors ------------------------------------------------------------------------------
@@ -86,91 +90,75 @@ class Looks:
     def see(self, place: "Place", index: int, tensor: "Any") -> None:
         """Scan a tensor now, or let it wait."""
         version = self._version(tensor)
-        may_wait = type(tensor) in self._plain and not place.dtype
-        scanner = self.quick.get(tensor.get_device()) if may_wait else None
-        if scanner is not None and tensor.numel() <= WAITING_ITEMS:
-            self.wait(scanner, place, index, tensor, version, tensor.numel())
+        spot = self._spot(place, index)
+        before = self._before(tensor, version)
+        if before is not None and not place.writes_input:
+            self._note_same(place, index, spot, before)
             return
-        before = self._long.get(id(tensor))
-        if before is not None and before[0]() is tensor and before[1] == version and not place.writes_input:
-            self._note_same(place, index, before[2])
-            return
-        point = self._point(place, index)
         form = self._form(place, tensor)
         scanner = form and self._scanner(place, tensor.device)
         if form is None or scanner is None:
             return
-        if (
-            may_wait and tensor.get_device() in self.quick and tensor.numel() <= WAITING_ITEMS
-        ):  # the first of this device
-            self.wait(scanner, place, index, tensor, version, tensor.numel())
+        number = tensor.get_device()
+        if not place.dtype and self.quick.get(number) is scanner:
+            if not self.waiting.held or not self.waiting.is_of(number):
+                self.flush()
+                self.waiting.turn_to(number, scanner.stream_of)
+            self._wait(place, spot, tensor, form, version)
             return
-        self._add(scanner, place, tensor, form, self._tag(self.order, form, point))
-        self.order += 1
-        self._long[id(tensor)] = (weakref.ref(tensor), version, point)
+        try:
+            scanner.add(tensor, form, self.waiting.order << 32 | form.number << 24 | spot.point)
+        except Unchecked as why:
+            self.unchecked(place.path, str(why))
+        self.waiting.order += 1
+        self._sent[id(tensor)] = (weakref.ref(tensor), version, spot)
 
-    def wait(
-        self, scanner: "Any", place: "Place", index: int, tensor: "Any", version: "Optional[int]", items: int
-    ) -> None:
-        """Let a tensor wait for one launch with others; hooks do the same themselves."""
-        if scanner.moved() or not scanner.waiting:
+    def _wait(self, place: "Place", spot: "Spot", tensor: "Any", form: "Format", version: "Optional[int]") -> None:
+        items, address = tensor.numel(), tensor.data_ptr()
+        strided = bool(address % 16) or not tensor.is_contiguous()  # it is read 16 bytes at a time
+        group = self.waiting.group(form, strided)
+        is_wide = wide(items, form, strided)
+        if strided:
+            try:
+                shape = merged(tensor)
+            except Unchecked as why:
+                self.unchecked(place.path, str(why))
+                return
+            (group.wide_shapes if is_wide else group.narrow_shapes).extend(shape)
+        spot.shape, spot.dtype = None if strided else tensor.shape, tensor.dtype
+        spot.items, spot.nbytes, spot.tag = items, items * form.item_bytes, form.number << 24 | spot.point
+        spot.laid_out = records.form_of(tensor, items) | records.LATER
+        spot.rows = group.wide if is_wide else group.narrow
+        known = self.waiting.seen.get(id(tensor))
+        if known is not None:
+            self.waiting.changed(known)
+        if self.waiting.append(spot, tensor, version, address):
             self.flush()
-            scanner.take_up()
-        scanner.waiting.append((place, index, tensor, version, self.order))
-        self.order += 1
-        scanner.items += items
-        if len(scanner.waiting) >= WAITING_MAX or scanner.items >= WAITING_ITEMS_MAX:
-            self.flush()
+
+    def _before(self, tensor: "Any", version: "Optional[int]") -> "Optional[Spot]":
+        """Whose tensor it is, if it was seen in this step and not written to since."""
+        waits = self.waiting.seen.get(id(tensor))
+        if waits is not None:
+            return waits[1] if waits[2] == version else None
+        sent = self._sent.get(id(tensor))
+        return sent[2] if sent is not None and sent[0]() is tensor and sent[1] == version else None
 
     def flush(self) -> None:
         """Scan what waits."""
-        for scanner in self.quick.values():
-            if scanner.waiting:
-                waiting, scanner.waiting, scanner.items = scanner.waiting, [], 0
-                self._send(scanner, waiting)
-        self._long.clear()
-
-    def _send(self, scanner: "Any", waiting: "list[tuple[Place, int, Any, Optional[int], int]]") -> None:
-        groups: dict[Any, tuple[Format, list[int], list[int]]] = {}  # dtype -> short and long tensors
-        seen: dict[int, tuple[int, Optional[int], list[int], int]] = {}  # id -> point, version, its row
-        forms, strided = self._forms, self._torch.strided
-        for place, index, tensor, version, order in waiting:
-            before = seen.get(id(tensor))
-            if before is not None:
-                if before[1] == version and not place.writes_input:
-                    self._note_same(place, index, before[0])
-                    continue
-                before[2][before[3]] = before[2][before[3]] & ~records.WHEN | records.CHANGED
-            point = place.points.get(index)
-            if point is None:
-                point = self._point(place, index)
-            dtype = tensor.dtype
-            group = groups.get(dtype)
-            if group is None:
-                form = forms.get(dtype)
-                if form is None:
-                    self._form(place, tensor)
-                    continue
-                group = groups[dtype] = (form, [], [])
-            scanned = records.LATER if version is None or tensor._version == version else records.CHANGED
-            tag = order << 32 | group[0].number << 24 | point
-            address, items = tensor.data_ptr(), tensor.numel()
-            if tensor.layout is not strided or address % 16 or not tensor.is_contiguous():
-                if self._form(place, tensor) is not None:
-                    self._add(scanner, place, tensor, group[0], tag, scanned)
-                continue
-            words = group[2] if items > LONG_ITEMS else group[1]
-            words += (address, items, tag, records.form_of(tensor, items) | scanned)
-            seen[id(tensor)] = (point, version, words, len(words) - 1)
-        scanner.scan([(form, words) for form, short, long in groups.values() for words in (short, long) if words])
-
-    def _add(
-        self, scanner: "Any", place: "Place", tensor: "Any", form: "Format", tag: int, scanned: int = records.AT_ONCE
-    ) -> None:
+        waiting = self.waiting
+        held = waiting.held
+        if not held:
+            return
         try:
-            scanner.add(tensor, form, tag, scanned)
-        except Unchecked as why:
-            self.unchecked(place.path, str(why))
+            for each in held:
+                tensor, spot, version, _ = each
+                if version is not None and tensor._version != version:
+                    waiting.changed(each)
+                if sys.getrefcount(tensor) > _OWN_REFERENCES:  # others may hand it on
+                    self._sent[id(tensor)] = (weakref.ref(tensor), version, spot)
+            self.quick[waiting.device].scan([each for each in waiting.groups.values() if each], waiting.stream)
+        finally:
+            waiting.clear()
 
     def _version(self, tensor: "Any") -> "Optional[int]":
         return None if tensor.is_inference() else tensor._version
@@ -200,28 +188,30 @@ class Looks:
             return None
         scanner = scanner_for(device, Clock, lambda text: self._say(ev="note", text=text))
         scanner.every = self._every
+        scanner.saw_bad = self.saw_bad
         scanner.begin()
         self.scanners[device] = scanner
-        if hasattr(scanner, "waiting"):
+        if hasattr(scanner, "stream_of"):
             self.quick[-1 if device.type == "cpu" else device.index] = scanner
         return scanner
 
-    def _tag(self, order: int, form: "Format", point: int) -> int:
-        return order << 32 | form.number << 24 | point
-
-    def _point(self, place: "Place", index: int) -> int:
-        point = place.points.get(index)
-        if point is None:
-            point = place.points[index] = min(self._points_count, POINTS_MAX)
+    def _spot(self, place: "Place", index: int) -> "Spot":
+        while len(place.spots) <= index:
+            place.spots.append(NEW)
+        spot = place.spots[index]
+        if spot is NEW:
+            spot = place.spots[index] = Spot(min(self._points_count, POINTS_MAX))
             self._points_count += 1
-            self._points.append([point, place.root, place.path, place.class_name, place.role, index, -1])
-        return point
+            self.places[spot.point] = place
+            self._points.append([spot.point, place.root, place.path, place.class_name, place.role, index, -1])
+        return spot
 
-    def _note_same(self, place: "Place", index: int, other: int) -> None:
-        if (index, other) not in place.same:
-            place.same.add((index, other))
-            point = self._point(place, index)
-            self._points.append([point, place.root, place.path, place.class_name, place.role, index, other])
+    def _note_same(self, place: "Place", index: int, spot: "Spot", other: "Spot") -> None:
+        spot.same_as = other
+        if (index, other.point) not in place.same:
+            place.same.add((index, other.point))
+            names = [place.root, place.path, place.class_name, place.role]
+            self._points.append([spot.point, *names, index, other.point])
 
     def unchecked(self, path: str, reason: str) -> None:
         """Note that something of this module is not scanned, and why."""

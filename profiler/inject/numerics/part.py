@@ -113,6 +113,17 @@ class NumericsPart:
         losses = {reason: count for reason, count in self._numerics.losses().items() if count}
         self._say(ev="numerics_ended", losses=losses)
 
+    def tell_operator(self) -> None:
+        """Run the module that gave the first bad value again, and tell of the operator: the program is about to end."""
+        if self._numerics is None:
+            return
+        try:
+            told = self._numerics.bisect()
+            if told is not None:
+                self._say(ev="numerics_operator", **told)
+        except Exception as error:
+            self._say(ev="note", text="operators were not run again: %s: %s" % (type(error).__name__, error))
+
     def forget(self) -> None:
         """In a forked child: nothing of the parent's is watched, and its GPU memory is not ours."""
         if self._numerics is not None:

@@ -23,6 +23,8 @@ class Hook:
 
     __slots__ = ("_call",)
 
+    of_spikeprof = True  # see mirror.py
+
     def __init__(self, call: "Callable[..., None]") -> None:
         self._call = call
 

@@ -34,6 +34,8 @@ LONG_ITEMS = 1 << 15
 #: Programs of one large tensor.
 PROGRAMS_MAX = 1056
 
+_NAN, _INF = records.STATISTICS.index("nan"), records.STATISTICS.index("inf")
+
 #: Records of the CPU that wait to be written, and tensors whose numbers are on their way from a GPU without Triton.
 BUFFER_RECORDS_MAX = 65536
 PENDING_MAX = 4096
@@ -204,6 +206,7 @@ class TorchScanner:
         self._pending: deque[tuple[Any, Any, int, int, int, int, int]] = deque()
         self._made: list[bytes] = []
         self.lost = self.unready = 0
+        self.saw_bad: Callable[..., None] = lambda *_, **__: None
 
     def begin(self) -> None:
         """A step begins."""
@@ -252,6 +255,8 @@ class TorchScanner:
             self._write(step, tag, when, elements, values.tolist(), laid_out)
 
     def _write(self, step: int, tag: int, when_ns: int, elements: int, found: "list[int]", laid_out: int) -> None:
+        if found[_NAN] or found[_INF]:
+            self.saw_bad(step, tag, now=not self._on_gpu)
         if len(self._made) >= BUFFER_RECORDS_MAX:
             self.lost += 1
             return

@@ -10,6 +10,7 @@ import weakref
 from fnmatch import fnmatchcase
 
 from ..events import RLock, get_ident
+from .kept import Keeper
 from .looks import Looks, Place, tensors_in
 from .roots import Hook, OutputHook, Root, always, hands_on
 
@@ -33,6 +34,8 @@ class Numerics:
         self._torch, self._say = sys.modules["torch"], say
         self._every, self._patterns, self._roles = max(every, 1), patterns, roles
         self.looks = Looks(say, self._every)
+        self.keeper = Keeper(self)
+        self.looks.saw_bad = self.keeper.saw
         self._lock = RLock()
         self._roots: dict[int, Root] = {}
         self._roots_count = 0
@@ -136,6 +139,7 @@ class Numerics:
             roots, self._roots = list(self._roots.values()), {}
             for root in roots:
                 root.remove()
+            self.keeper.take_out()
 
     def fault(self, error: "Exception") -> None:
         """A fault of ours: the watch is over, the program goes on."""
@@ -164,6 +168,8 @@ class Numerics:
             self._awaited.clear()
             looked_at = root.steps % self._every == 0 or self.looks.capturing()
             root.switch(looked_at)
+            if self.keeper.busy:
+                self.keeper.begins(root)
             root.steps += 1
             if root.steps == 1:
                 self._weights(root)
@@ -221,6 +227,21 @@ class Numerics:
                 place.writes_input = True
                 self._before(root, module)
         self.looks.see(place, index, tensor)
+        if self.keeper.fresh:
+            self.keeper.keep_now(module, place, args)
+
+    def looking(self) -> bool:
+        """Whether the step that is under way is looked at."""
+        return self._root is not None and self._root.on
+
+    def bisect(self) -> "Optional[dict[str, Any]]":
+        """The first bad operator, or why it is not known, see kept.py; None where nothing was bad. Not in a step."""
+        with self._lock:
+            if self.thread == 0:
+                for root in self._roots.values():
+                    root.switch(False)
+                return self.keeper.tell()
+        return None
 
     def _before(self, root: "Root", module: "Any") -> None:
         """Scan what waits before this module runs from now on."""
@@ -304,7 +325,13 @@ class Numerics:
 
     def drain(self, write: "Callable[[int, Any], None]", all_of_it: bool = False) -> None:
         """Hand over the records made since the last time: ``write(device, bytes)``. Called by another thread."""
-        self.looks.drain(write, all_of_it)
+        keeper = self.keeper
+
+        def look_and_write(device: int, piece: "Any") -> None:
+            keeper.look(piece)
+            write(device, piece)
+
+        self.looks.drain(look_and_write, all_of_it)
 
     def losses(self) -> "dict[str, int]":
         """Scans that could not be made, by reason."""

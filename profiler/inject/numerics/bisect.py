@@ -1,0 +1,109 @@
+"""The first bad operator inside a module: its forward on fake tensors, then its operators on an input that was kept.
+
+At the end of the program, or when it asks: never while its steps run. The generators of random numbers are put back,
+what operators write to is written to copies; nothing of it is more than a note if it fails.
+"""
+
+import importlib
+import sys
+from contextlib import nullcontext
+
+from ..events import Clock
+from .mirror import Refused
+from .rerun import Rerun
+from .tape import record
+
+TYPE_CHECKING = False  # importing typing would cost the program a millisecond
+if TYPE_CHECKING:
+    from typing import Any, Optional
+
+    from .rerun import Found
+
+#: All of it: the forward on fake tensors and the operators.
+SECONDS_MAX = 5.0
+
+
+class Input:
+    """What a module was called with: copies. ``exact``: in the step that was the first bad one."""
+
+    __slots__ = ("args", "autocast", "exact", "kwargs", "tensors")
+
+    def __init__(self, args: "Any", kwargs: "Any", tensors: "list[Any]", autocast: "Any", exact: bool) -> None:
+        self.args, self.kwargs, self.tensors = args, kwargs, tensors
+        self.autocast, self.exact = autocast, exact
+
+
+def bisect(module: "Any", kept: Input) -> "dict[str, Any]":
+    """The operator, as ``operator``, ``file``, ``line``, ``function``, ``inputs`` …; or ``why_not``."""
+    deadline = Clock.perf_counter_ns() + int(SECONDS_MAX * 1e9)
+    try:
+        with _RandomNumbers(kept.tensors):
+            tape = record(module, kept.args, kept.kwargs, lambda: _autocast(kept.autocast), deadline)
+            run = Rerun(tape, kept.tensors, deadline)
+            found = run.run()
+    except Refused as why:
+        return {"why_not": "it cannot be run again: %s" % why}
+    except Exception as error:
+        text = str(error).strip().partition("\n")[0][:200]
+        return {"why_not": "its operators could not be run again: %s: %s" % (type(error).__name__, text)}
+    return _told(run, found)
+
+
+def _told(run: Rerun, found: "Optional[Found]") -> "dict[str, Any]":
+    if found is not None:
+        schema = found.op.function._schema
+        name = schema.name + (".%s" % schema.overload_name if schema.overload_name else "")
+        file, line, function = found.op.line
+        return {
+            "operator": name, "file": file, "line": line, "function": function, "before": found.before,
+            "inputs": found.inputs, "output": found.output, "first_bad": found.look.first_bad, "why_not": "",
+        }  # fmt: skip
+    if run.bad_given:
+        return {"why_not": "%s was bad already" % run.bad_given}
+    if run.stopped:
+        return {"why_not": "the %d operators before %s gave fine values" % (run.ran, run.stopped)}
+    if run.gave_bad:
+        return {"why_not": "it gives an infinite value that it was given, or puts in by intention"}
+    return {"why_not": "run again on the same input, it gave no bad value: it depends on more than what it takes"}
+
+
+class _RandomNumbers:
+    """Puts the generators back to where they were."""
+
+    def __init__(self, tensors: "list[Any]") -> None:
+        self._torch = sys.modules["torch"]
+        self._devices = {each.device for each in tensors if each.is_cuda}
+
+    def __enter__(self) -> None:
+        self._cpu = self._torch.get_rng_state()
+        self._gpus = [(device, self._torch.cuda.get_rng_state(device)) for device in self._devices]
+        random, numpy = sys.modules.get("random"), sys.modules.get("numpy.random")
+        self._others = []
+        if random is not None:
+            self._others.append((random.setstate, random.getstate()))
+        if numpy is not None:
+            self._others.append((numpy.set_state, numpy.get_state()))
+
+    def __exit__(self, *_: object) -> None:
+        self._torch.set_rng_state(self._cpu)
+        for device, state in self._gpus:
+            self._torch.cuda.set_rng_state(state, device)
+        for put, state in self._others:
+            put(state)
+
+
+def autocast_now(torch: "Any", device: str) -> "Any":
+    """The autocast that is on in this thread for a kind of device: its dtype; None where it is off."""
+    try:
+        if torch.is_autocast_enabled(device):
+            return device, torch.get_autocast_dtype(device)
+    except TypeError:  # torch before 2.4
+        pass
+    return None
+
+
+def _autocast(kept: "Any") -> "Any":
+    if kept is None:
+        return nullcontext()
+    autocast = importlib.import_module("torch.amp.autocast_mode").autocast
+    return autocast(kept[0], dtype=kept[1], cache_enabled=False)

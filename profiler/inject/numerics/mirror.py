@@ -1,0 +1,132 @@
+"""Copies of what modules are and take, tensors exchanged on the way: to keep inputs, and to run a forward on others.
+
+What a forward writes into attributes, lists, caches of a copy does not reach the program's own. Objects are copied as
+far as Python sees into them; what it does not (extensions, locks, objects that do something when they go) is shared.
+"""
+
+import sys
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+
+TYPE_CHECKING = False  # importing typing would cost the program a millisecond
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+#: Objects of one mirror: a model of some thousand modules has fewer.
+OBJECTS_MAX = 200_000
+
+_SHARED = (
+    type(None), bool, int, float, complex, str, bytes, type(Ellipsis), slice, range, type, FunctionType,
+    BuiltinFunctionType, ModuleType,
+)  # fmt: skip
+
+#: Of a module, the dictionaries of hooks.
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+
+
+class Refused(Exception):
+    """This cannot be copied, or not be run again; the text says why."""
+
+
+class Mirror:
+    """One copy. ``leaf`` gives what stands for a tensor; without ``modules`` a module among the objects is refused.
+
+    What is reached in several ways is copied once, so that what was one thing is one in the copy, too.
+    """
+
+    def __init__(self, leaf: "Callable[[Any], Any]", modules: bool = False) -> None:
+        torch = sys.modules["torch"]
+        self._leaf, self._modules = leaf, modules
+        self._tensor, self._module, self._parameter = torch.Tensor, torch.nn.Module, torch.nn.Parameter
+        self._memo: dict[int, tuple[Any, Any]] = {}  # id -> original, which keeps the id its own, and copy
+
+    def of(self, value: "Any") -> "Any":
+        """The copy. Raises Refused."""
+        if isinstance(value, _SHARED):
+            return value
+        known = self._memo.get(id(value))
+        if known is not None:
+            return known[1]
+        if len(self._memo) >= OBJECTS_MAX:
+            raise Refused("it holds more than %d objects" % OBJECTS_MAX)
+        if isinstance(value, self._tensor):
+            if type(value) is not self._tensor and type(value) is not self._parameter:
+                raise Refused("a tensor of class %s" % type(value).__name__)
+            return self._know(value, self._leaf(value))
+        if isinstance(value, self._module):
+            return self._module_of(value)
+        return self._object_of(value, type(value))
+
+    def _object_of(self, value: "Any", kind: "Any") -> "Any":
+        if kind is list:
+            copy: Any = self._know(value, [])
+            copy.extend(self.of(each) for each in value)
+        elif isinstance(value, dict) and hasattr(kind, "copy"):
+            copy = self._know(value, value.copy())
+            for key in list(copy):
+                dict.__setitem__(copy, key, self.of(value[key]))
+            self._attributes(value, copy)  # of a class of the program's
+        elif isinstance(value, tuple):
+            items = [self.of(each) for each in value]
+            copy = self._know(value, kind(*items) if hasattr(kind, "_fields") else kind(items))
+        elif kind is MethodType:
+            copy = self._know(value, MethodType(value.__func__, self.of(value.__self__)))
+        elif kind is partial:
+            keywords = {name: self.of(each) for name, each in value.keywords.items()}
+            copy = self._know(value, partial(self.of(value.func), *map(self.of, value.args), **keywords))
+        elif _is_plain(kind):
+            copy = self._know(value, object.__new__(kind))
+            self._attributes(value, copy)
+        else:
+            copy = self._know(value, value)
+        return copy
+
+    def _know(self, value: "Any", copy: "Any") -> "Any":
+        self._memo[id(value)] = (value, copy)
+        return copy
+
+    def _attributes(self, value: "Any", copy: "Any") -> None:
+        for name, each in _attributes(value):
+            object.__setattr__(copy, name, self.of(each))
+
+    def _module_of(self, module: "Any") -> "Any":
+        kind, own = type(module), module.__dict__
+        if not self._modules:
+            raise Refused("it takes a module")
+        if isinstance(module, sys.modules["torch"].jit.ScriptModule):
+            raise Refused("a module of torch.jit")
+        if own.get("_compiled_call_impl") is not None or kind.__name__ == "OptimizedModule":
+            raise Refused("compiled by torch.compile")
+        copy = self._know(module, object.__new__(kind))
+        for name, each in own.items():
+            if name in _HOOKS:
+                if any(not getattr(hook, "of_spikeprof", False) for hook in each.values()):
+                    raise Refused("hooks of the program's own run in it")
+                copy.__dict__[name] = type(each)()
+            else:
+                copy.__dict__[name] = self.of(each)
+        return copy
+
+
+def _is_plain(kind: type) -> bool:
+    """Whether an object of this class is its attributes, and nothing happens when a copy of it goes."""
+    return (
+        all(getattr(kind, name) is getattr(object, name) for name in ("__new__", "__reduce_ex__", "__reduce__"))
+        and not hasattr(kind, "__del__")
+        and kind.__module__ not in ("builtins", "_thread", "threading", "weakref")
+        and not issubclass(kind, BaseException)
+    )
+
+
+def _attributes(value: "Any") -> "Iterator[tuple[str, Any]]":
+    yield from list(getattr(value, "__dict__", {}).items())
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__"):
+                mangled = "_%s%s" % (kind.__name__.lstrip("_"), name) if name[:2] == "__" != name[-2:] else name
+                try:
+                    yield mangled, object.__getattribute__(value, mangled)
+                except AttributeError:  # not set
+                    pass
