@@ -24,6 +24,8 @@ from spikeprof.profiler.trace import CollectorNote
 #: Tables whose rows come from activity records.
 EVENT_TABLES = ("kernels", "memory_ops", "runtime_calls", "overheads")
 
+_SCANNED = ("tensor_stats", "bad_operators")
+
 Progress = Callable[[int, int], None]  # spool bytes done, spool bytes in all
 
 
@@ -87,8 +89,8 @@ def assemble(
     if traced:
         small.write_tables(folder, traced, gpus, t0_unix_ns, tally.end_ns)
     ownership = _optional(folder, owners.WRITTEN, "joined", lambda: owners.write_owners(folder, traced, t0_unix_ns))
-    scans = [(p.rank, p.stem, p.numerics) for p in traced]
-    scanned = _optional(folder, ("tensor_stats",), "read", lambda: numerics.write_stats(folder, scans, t0_unix_ns))
+    scans = [(p.rank, p.stem, p.numerics) for p in processes]
+    scanned = _optional(folder, _SCANNED, "read", lambda: numerics.write_stats(folder, scans, t0_unix_ns))
     store.write_table(folder, "processes", small.process_table(processes))
     notes = [*undecoded.values(), *small.notes_of(processes)]
     if tally.unnamed:

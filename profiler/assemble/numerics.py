@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spikeprof.profiler import store
+from spikeprof.profiler.assemble.bad_operators import operator_row, write_operators
 from spikeprof.profiler.inject.numerics import records as layout
 from spikeprof.profiler.inject.numerics.formats import BY_NUMBER, FLOAT, NIBBLES, Format
 from spikeprof.profiler.schema import TABLES
@@ -58,6 +59,7 @@ class Numerics:
     rows_unknown: set[int] = field(default_factory=set)  # points in these
     unchecked: list[tuple[str, str]] = field(default_factory=list)  # module, why
     losses: Counter[str] = field(default_factory=Counter)
+    operators: list[dict[str, Any]] = field(default_factory=list)  # the first bad one, or why it is not known
 
     def begun(self, _event: dict[str, Any]) -> None:
         """The watch began."""
@@ -85,6 +87,10 @@ class Numerics:
         """What could not be scanned."""
         self.losses.update({str(why): int(count) for why, count in event["losses"].items()})
 
+    def add_operator(self, event: dict[str, Any]) -> None:
+        """The operator that gave the first bad value."""
+        self.operators.append(operator_row(event))
+
 
 #: Of each kind of event, what to do with it.
 HANDLERS = {
@@ -93,6 +99,7 @@ HANDLERS = {
     "numerics_points": Numerics.add_points,
     "numerics_unchecked": Numerics.add_unchecked,
     "numerics_ended": Numerics.ended,
+    "numerics_operator": Numerics.add_operator,
 }
 
 
@@ -113,6 +120,7 @@ def write_stats(folder: Path, processes: Sequence[tuple[int, Path, Numerics]], t
     spec = TABLES["tensor_stats"].arrow
     table = pa.concat_tables(batches).unify_dictionaries().sort_by("t_ns") if batches else spec.empty_table()
     store.write_table(folder, "tensor_stats", table)
+    write_operators(folder, [{"rank": rank, **row} for rank, _, told in asked for row in told.operators])
     losses: Counter[str] = Counter()
     for _, _, told in asked:
         losses.update(told.losses)

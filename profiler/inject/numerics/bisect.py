@@ -10,7 +10,7 @@ from contextlib import nullcontext
 
 from ..events import Clock
 from .mirror import Refused
-from .rerun import Rerun
+from .rerun import INPUTS_MAX, Rerun, look_at, shown
 from .tape import record
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -34,19 +34,30 @@ class Input:
 
 
 def bisect(module: "Any", kept: Input) -> "dict[str, Any]":
-    """The operator, as ``operator``, ``file``, ``line``, ``function``, ``inputs`` …; or ``why_not``."""
+    """The operator, as ``operator``, ``file``, ``line``, ``function``, ``inputs`` …, or ``why_not``.
+
+    ``taken`` is what was kept, where it came to that.
+    """
     deadline = Clock.perf_counter_ns() + int(SECONDS_MAX * 1e9)
+    taken: list[Any] = []
     try:
         with _RandomNumbers(kept.tensors):
+            taken += _statistics(kept.tensors)
             tape = record(module, kept.args, kept.kwargs, lambda: _autocast(kept.autocast), deadline)
             run = Rerun(tape, kept.tensors, deadline)
             found = run.run()
     except Refused as why:
-        return {"why_not": "it cannot be run again: %s" % why}
+        return {"taken": taken, "why_not": "it cannot be run again: %s" % why}
     except Exception as error:
         text = str(error).strip().partition("\n")[0][:200]
-        return {"why_not": "its operators could not be run again: %s: %s" % (type(error).__name__, text)}
-    return _told(run, found)
+        return {"taken": taken, "why_not": "it could not be run again: %s: %s" % (type(error).__name__, text)}
+    return {"taken": taken, **_told(run, found)}
+
+
+def _statistics(tensors: "list[Any]") -> "list[dict[str, Any]]":
+    with sys.modules["torch"].no_grad():
+        looks = [(each, look_at(each)) for each in tensors[:INPUTS_MAX]]
+    return [shown(each, look) for each, look in looks if look is not None]
 
 
 def _told(run: Rerun, found: "Optional[Found]") -> "dict[str, Any]":

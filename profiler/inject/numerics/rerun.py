@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 BYTES_MAX = 1 << 30
 
 #: Inputs of an operator that are told of.
-_INPUTS_MAX = 8
+INPUTS_MAX = 8
 
 
 #: Operators that give memory as it is: what is in it means nothing.
@@ -156,7 +156,7 @@ class Rerun:
             mapped(lambda each: values[each.number] if isinstance(each, Slot) else each, value)
             for value in (op.args, op.kwargs)
         )
-        shown = [self._shown(slot, look) for slot, look in before.items() if look is not None][:_INPUTS_MAX]
+        told = [self._shown(slot, look) for slot, look in before.items() if look is not None][:INPUTS_MAX]
         given = op.function(*args, **kwargs)
         if op.function._schema.name in _UNWRITTEN:
             given.zero_()
@@ -167,10 +167,10 @@ class Rerun:
         for slot in _slots(op.outputs):
             look = self._look(slot.number)
             if look is not None and look.bad:
-                self._judge(number, op, slot.number, look, bad, shown)
+                self._judge(number, op, slot.number, look, bad, told)
 
     def _judge(
-        self, number: int, op: "Op", slot: int, look: Look, before: "list[Look]", shown: "list[dict[str, Any]]"
+        self, number: int, op: "Op", slot: int, look: Look, before: "list[Look]", told: "list[dict[str, Any]]"
     ) -> None:
         """Whose are the bad values of an output? ``before`` are the looks at the inputs that were bad."""
         spoiled = [each for each in before if not each.masked]
@@ -186,7 +186,7 @@ class Rerun:
         else:
             look.masked, look.origin = False, number
             if number not in self._blamed:
-                self._blamed[number] = Found(op, number, shown, self._shown(slot, look), look)
+                self._blamed[number] = Found(op, number, told, self._shown(slot, look), look)
         self._marks[self._values[slot].untyped_storage().data_ptr()] = (look.origin, look.masked)
 
     def _keep(self, slots: "Any", given: "Any") -> None:
@@ -219,29 +219,38 @@ class Rerun:
     # -- looks --------------------------------------------------------------------------------
 
     def _look(self, slot: int) -> "Optional[Look]":
-        """What is in a tensor; None where its numbers cannot be bad."""
+        """What is in the tensor of a slot; None where its numbers cannot be bad."""
         known = self._looks.get(slot)
         if known is None:
             tensor = self._values[slot]
-            form = FORMATS.get(str(tensor.dtype).rpartition(".")[2])
-            if form is None or form.kind != FLOAT or not tensor.numel():
-                return None
-            amax, _, nan, inf, _, _, _, first_bad = scan_torch.scan(tensor, form)[:8]
-            wide = tensor.float() if tensor.element_size() == 1 else tensor  # FP8 cannot be compared
-            plus = inf > 0 and bool((wide == math.inf).any())
-            known = self._looks[slot] = Look(form.value(amax), nan, inf, first_bad, plus)
-            if known.bad:
-                mark = self._marks.get(tensor.untyped_storage().data_ptr())
+            known = look_at(tensor)
+            if known is not None:
+                self._looks[slot] = known
+                mark = self._marks.get(tensor.untyped_storage().data_ptr()) if known.bad else None
                 if mark is not None:
                     known.origin, known.masked = mark
         return known
 
     def _shown(self, slot: int, look: Look) -> "dict[str, Any]":
-        tensor = self._values[slot]
-        return {
-            "shape": list(tensor.shape), "dtype": str(tensor.dtype).rpartition(".")[2], "amax": look.amax,
-            "nan": look.nan, "inf": look.inf,
-        }  # fmt: skip
+        return shown(self._values[slot], look)
+
+
+def look_at(tensor: "Any") -> "Optional[Look]":
+    """What is in a tensor; None where its numbers cannot be bad. Waits for the device."""
+    form = FORMATS.get(str(tensor.dtype).rpartition(".")[2])
+    if form is None or form.kind != FLOAT or not tensor.numel():
+        return None
+    amax, _, nan, inf, _, _, _, first_bad = scan_torch.scan(tensor, form)[:8]
+    wide = tensor.float() if tensor.element_size() == 1 else tensor  # FP8 cannot be compared
+    return Look(form.value(amax), nan, inf, first_bad, plus=inf > 0 and bool((wide == math.inf).any()))
+
+
+def shown(tensor: "Any", look: Look) -> "dict[str, Any]":
+    """A tensor for the event."""
+    return {
+        "shape": list(tensor.shape), "dtype": str(tensor.dtype).rpartition(".")[2], "amax": look.amax,
+        "nan": look.nan, "inf": look.inf,
+    }  # fmt: skip
 
 
 def _slots(*values: "Any") -> "list[Slot]":
