@@ -178,7 +178,7 @@ def _tell(outcome: Outcome, *, summary: bool) -> None:
     if outcome.trace is None:
         _say(f"no trace: {outcome.reason}")
         return
-    if not outcome.traced_count:
+    if not outcome.traced_count and not outcome.scans_count:
         _say(f"not traced: {outcome.reason}; the program ran and exited with {outcome.exit_code}")
         _say(f"a trace without GPU work is in {outcome.trace}")
     elif summary:
@@ -194,6 +194,9 @@ def _tell(outcome: Outcome, *, summary: bool) -> None:
         _say(f"note: {warning}")
     if outcome.traced_count:
         _say(f"{outcome.kernels_count:,} kernels of {outcome.traced_count} process(es) in {outcome.trace}")
+    elif outcome.scans_count:
+        _say(f"no GPU work ({outcome.reason}); {outcome.scans_count:,} scans of tensors in {outcome.trace}")
+    if outcome.traced_count or outcome.scans_count:
         _say(f"next: spikeprof report {shlex.quote(str(outcome.trace))} -o report.html")
 
 

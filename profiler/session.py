@@ -137,6 +137,7 @@ class Outcome:
     trace: Path | None
     traced_count: int = 0
     kernels_count: int = 0
+    scans_count: int = 0
     reason: str = ""  # why nothing, or not all, was recorded
     seconds: float = 0.0
     warnings: tuple[str, ...] = field(default=())
@@ -296,6 +297,7 @@ def _finish(
         trace=folder,
         traced_count=traced_count,
         kernels_count=built.kernels_count,
+        scans_count=built.numerics.records_count if built.numerics else 0,
         reason=note.reason,
         seconds=seconds,
         warnings=tuple(warnings),
@@ -306,7 +308,7 @@ def _asked_for(session: _Session, built: Assembly) -> dict[str, CollectorNote]:
     """Notes of what the agent does where it is asked to."""
     numerics = built.numerics
     if numerics is None and "numerics_every" in session.options:
-        numerics = CollectorNote("refused", "no process used torch on a GPU: no module was watched")
+        numerics = CollectorNote("refused", "no process called a module of torch: nothing was watched")
     notes = {"ownership": built.ownership, "numerics": numerics}
     return {name: note for name, note in notes.items() if note is not None}
 

@@ -26,8 +26,8 @@ def number(processes: Sequence[ProcessSpool]) -> None:
 
     A RANK that several traced processes carry (workers of one rank inherit it) goes to the first of them.
     """
-    traced = [p for p in processes if p.activated_ns]
-    others = [p for p in processes if not p.activated_ns]
+    traced = [p for p in processes if p.activated_ns or p.numerics.asked]
+    others = [p for p in processes if not (p.activated_ns or p.numerics.asked)]
     owner: dict[int, ProcessSpool] = {}
     for process in traced:
         if process.env_rank is not None:

@@ -75,6 +75,7 @@ class Agent:
         self.spool = Spool(events or Events(os.environ[ENV_SPOOL]), self.options.max_bytes)
         self.cupti: cupti.Cupti | None = None
         self.compiler_used = False
+        self._watches_all = bool(self.options.numerics_every)  # not only models that the program names
         self._earlier: list[Spool] = []  # of before a fork: CUPTI may still hold their buffers
         self.interrupts = Interrupts()
         # Made once and kept: CUPTI may call them for as long as the process lives.
@@ -105,6 +106,11 @@ class Agent:
     def activated(self) -> bool:
         """Whether CUDA was used here, as far as we know."""
         return self._activated
+
+    @property
+    def has_thread(self) -> bool:
+        """Whether a thread of ours looks after what was recorded."""
+        return self._control is not None
 
     @property
     def state(self) -> str | None:
@@ -148,7 +154,7 @@ class Agent:
             sizes: dict[int, int] = {}
             self.spool.events.hello()
             try:
-                self._finish_in_workers()
+                self.take_leave_in_workers()
                 self.cupti = self.cupti or cupti.Cupti(self.options.libcupti)
                 self._began = Clock.monotonic()
                 if self.options.capture_range:
@@ -170,13 +176,19 @@ class Agent:
                 cost_ns=Clock.perf_counter_ns() - began,
             )
 
+    def torch_came(self) -> None:
+        """torch was imported, and CUDA may never be used: begin what needs none."""
+        if self._watches_all:
+            with SignalsHeld(), self._lock:
+                self._watch_numerics()
+
     def finish(self) -> None:
         """Flush and say farewell: the program is about to end."""
         with SignalsHeld():
             if not self._lock.acquire(timeout=_PATIENCE_SECONDS):
                 return
             try:
-                if self._finished or not self._activated or self.inherited:
+                if self._finished or self.inherited or not (self._activated or self._numerics):
                     return
                 self._finished = True
                 self._finish()
@@ -189,11 +201,10 @@ class Agent:
     def _finish(self) -> None:
         began = Clock.perf_counter_ns()
         try:
-            if self.cupti is not None:
-                self._each_part("finish")
-                if self._state is not None and self._state not in _HANDS_OFF:
-                    self._settle()
-                    self._leave("stopped", forced=True)
+            self._each_part("finish")
+            if self.cupti is not None and self._state is not None and self._state not in _HANDS_OFF:
+                self._settle()
+                self._leave("stopped", forced=True)
             self._write_marks()
             self._conditions["stopped"] = _ENDED  # the thread must not call CUPTI while the process is torn down
             self._enter("stopped", _ENDED)
@@ -221,6 +232,8 @@ class Agent:
         self._begin()
         self.inherited = inherited
         self._activated = inherited
+        if "torch" in sys.modules and not inherited:
+            self.torch_came()
 
     def stop(self, reason: str) -> None:
         """Stop recording for good; the program goes on."""
@@ -424,6 +437,7 @@ class Agent:
             self._parts.append(subscription)
         if self.options.clean_steps:
             self._parts.insert(0, steps.Steps(self))  # it must know of a step before the launches do
+        self._parts = [part for part in self._parts if part is not self._numerics]
         if self.options.numerics_every:
             from .numerics.part import NumericsPart
 
@@ -432,6 +446,19 @@ class Agent:
         guests.hide_from_dynamo()
         self._each_part("start")
 
+    def _watch_numerics(self, *models: object) -> None:
+        """Begin to scan without CUDA: the models given, or any."""
+        from . import guests
+        from .numerics.part import NumericsPart
+
+        if self._numerics is None:
+            self._numerics = NumericsPart(self, models)
+            if self.inherited:
+                return
+            self._parts.append(self._numerics)
+        guests.hide_from_dynamo()
+        self._numerics.start()
+
     def watch_model(self, model: object, every: int, patterns: tuple[str, ...], roles: tuple[str, ...]) -> None:
         """Scan what the modules of this model give: the program asks for it itself."""
         with SignalsHeld(), self._lock:
@@ -439,15 +466,10 @@ class Agent:
                 if self._numerics is not None:
                     self._numerics.attach(model)
                     return
-                from .numerics.part import NumericsPart
-
                 options = self.options
                 if not options.numerics_every:
                     options.numerics_every, options.numerics_modules, options.numerics_roles = every, patterns, roles
-                self._numerics = NumericsPart(self, (model,))
-                if self._activated and not self.inherited:
-                    self._parts.append(self._numerics)
-                    self._numerics.start()
+                self._watch_numerics(model)
             except Exception as error:
                 self.spool.event(ev="note", text="spikeprof.watch: %s: %s" % (type(error).__name__, error))
 
@@ -467,7 +489,7 @@ class Agent:
             self.calls.compiler_came()
             self._each_part("compiler_came")
 
-    def _finish_in_workers(self) -> None:
+    def take_leave_in_workers(self) -> None:
         """multiprocessing's children leave through os._exit, past atexit, but run their own finalizers."""
         process, util = sys.modules.get("multiprocessing.process"), sys.modules.get("multiprocessing.util")
         if process is not None and util is not None and process.parent_process() is not None:

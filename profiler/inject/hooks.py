@@ -104,6 +104,10 @@ def _after_torch_cuda(module: "ModuleType") -> None:
     module._lazy_call(the_agent().activate)
 
 
+def _after_torch(_module: "ModuleType") -> None:
+    the_agent().torch_came()
+
+
 def _activate(_module: "ModuleType") -> None:
     the_agent().activate()
 
@@ -161,6 +165,7 @@ def _after_nvtx(module: "ModuleType") -> None:
 
 #: Module -> what to do when it has been imported.
 _WATCHED: "dict[str, Callable[[ModuleType], None]]" = {
+    "torch": _after_torch,
     "torch.autograd.profiler": _after_torch_profiler,
     "torch.autograd.profiler_legacy": _after_torch_legacy,
     "triton.profiler.profile": _after_proton,

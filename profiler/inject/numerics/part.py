@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
+from .. import ENV_CONTROL
 from ..captures import Captures
-from ..events import Clock, above_standard
+from ..events import Clock, SignalsHeld, above_standard
 from . import records
 from .watch import Numerics
 
@@ -19,11 +20,17 @@ if TYPE_CHECKING:
 #: Steps after which models of a class never seen before are not looked for any more.
 _SEARCH_STEPS = 64
 
+#: Where no thread of ours does it, a step that ends after so long writes what was found.
+_OWN_SECONDS = 0.5
+
 _COMPILER = "torch.compile is used: only what compiled models give is watched from then on, not what is in models"
 
 
 class NumericsPart:
-    """Life of the watch: from the first use of CUDA to the end, or until something is compiled."""
+    """Life of the watch: from the import of torch to the end, or until something is compiled.
+
+    A program that uses no GPU gets no thread of ours: what was found is written where a step of the program's ends.
+    """
 
     def __init__(self, agent: Agent, models: tuple[Any, ...] = ()) -> None:
         self._agent = agent
@@ -32,13 +39,22 @@ class NumericsPart:
         self._captures: Captures | None = None
         self._compiled: tuple[Any, Any, Any] | None = None  # class, our __init__, its own
         self._searching = 0
+        self._narrowed = False  # to models seen so far
+        self._told = False  # that the watch has begun
+        self._began = self._looked = Clock.monotonic()
+        self._supervisor = os.environ.get(ENV_CONTROL, "")
         self._bytes = 0
         self._over = False
 
     def start(self) -> None:
-        """Begin to look for models."""
+        """Begin to look for models; once more, where CUDA is used for the first time since."""
         try:
-            self._start()
+            if self._numerics is None:
+                self._start()
+            elif (self._searching or self._narrowed) and self._compiled is None and not self._over:
+                self._search()
+            if self._agent.activated and self._numerics is not None:
+                self._tell()
         except Exception as error:  # of ours: the rest of the recording goes on
             self._say(ev="note", text="numerics are not checked: %s: %s" % (type(error).__name__, error))
 
@@ -54,13 +70,55 @@ class NumericsPart:
             for model in self._models:
                 numerics.attach(model)
             self._models = ()
-        elif self._agent.calls.want(self):
-            self._searching = _SEARCH_STEPS
         else:
-            self._follow_compiled()
+            self._search()
+        numerics.after_step = self._after_step
         self._captures = Captures(numerics.capture_began, lambda *_: numerics.flush())
         self._captures.put_in()
-        self._say(ev="numerics", every=options.numerics_every)
+
+    def _search(self) -> None:
+        """Hear of models of any class, for some steps."""
+        if self._narrowed:
+            self._agent.calls.release(self)
+        if (self._searching and not self._narrowed) or self._agent.calls.want(self):
+            self._searching, self._narrowed = _SEARCH_STEPS, False
+        else:
+            self._follow_compiled()
+
+    def _tell(self) -> None:
+        """That the watch has begun: of a program without CUDA when a model is called first."""
+        if not self._told:
+            self._told = True
+            self._agent.take_leave_in_workers()
+            self._agent.spool.events.hello()
+            self._say(ev="numerics", every=self._agent.options.numerics_every)
+
+    def _after_step(self) -> None:
+        """Where nobody else does it: write what was found, and see whether it is to go on."""
+        if self._over or self._agent.has_thread:
+            return
+        try:
+            self._tell()
+            now = Clock.monotonic()
+            if now - self._looked >= _OWN_SECONDS:
+                self._looked = now
+                with SignalsHeld():
+                    self._look(now)
+        except Exception as error:  # of ours
+            self._over = True
+            self._say(ev="note", text="numerics are not checked any more: %s: %s" % (type(error).__name__, error))
+            self._take_out()
+
+    def _look(self, now: float) -> None:
+        most = self._agent.options.max_seconds
+        ended = "--max-seconds %g reached" % most if most and now - self._began >= most else ""
+        if self._supervisor and not os.path.exists(self._supervisor):
+            ended = "the supervisor is gone"
+        if ended:
+            self._say(ev="note", text="numerics: %s" % ended)
+            self.finish()
+        else:
+            self._drain(all_of_it=False)
 
     def attach(self, model: Any) -> None:
         """Watch a model that the program names."""
@@ -79,6 +137,7 @@ class NumericsPart:
         if self._searching:
             self._searching -= 1
             if not self._searching:
+                self._narrowed = True
                 self._agent.calls.narrow(self)
 
     def step_ends(self) -> None:
@@ -173,12 +232,16 @@ class NumericsPart:
     def _write(self, device: int, piece: Any) -> None:
         """One frame. The file is opened for it alone: the program may close whatever it finds open."""
         limit = self._agent.options.max_bytes
-        if self._over or (limit and self._bytes + len(piece) > limit):
-            if not self._over:
-                self._over = True
-                self._say(ev="note", text="numerics: --max-bytes %d reached" % limit)
-                self._take_out()
+        if self._over:
             return
+        if limit and self._bytes + records.FRAME_HEADER.size + len(piece) > limit:
+            room = max(limit - self._bytes - records.FRAME_HEADER.size, 0)
+            piece = piece[: room // records.RECORD_BYTES * records.RECORD_BYTES]
+            self._over = True
+            self._say(ev="note", text="numerics: --max-bytes %d reached" % limit)
+            self._take_out()
+            if not len(piece):
+                return
         header = records.FRAME_HEADER.pack(records.FRAME_MAGIC, len(piece), Clock.unix_ns(), device)
         try:
             flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC

@@ -42,6 +42,7 @@ class Numerics:
         self.thread = 0  # that is in a step
         self._root: Optional[Root] = None
         self.closed = False
+        self.after_step: Callable[[], None] = lambda: None
         self.concurrent = 0  # steps not looked at, as another thread was in one
         self._awaited: dict[int, Any] = {}  # outputs of the step whose gradients are waited for
         self._backward = False  # whether the end of a backward pass is waited for
@@ -187,6 +188,7 @@ class Numerics:
             self.fault(error)
         finally:
             self.thread, self._root = 0, None
+        self.after_step()
 
     def _is_compiling(self) -> bool:
         ask = getattr(getattr(self._torch, "compiler", None), "is_compiling", None)

@@ -12,15 +12,21 @@ from inject.harness import Lab, Run
 from spikeprof.profiler.errors import UsageError
 from spikeprof.profiler.session import RunOptions
 
-#: torch without CUDA never tells of its first use of it.
-ACTIVATE = """
-import sys
+#: A program that never uses CUDA.
+ON_CPU = """
+import os, sys, time
 import torch
-import _spikeprof.hooks
 from torch import nn
-_spikeprof.hooks.the_agent().activate()
 torch.set_num_threads(1)
 """
+
+#: One that does: torch without CUDA never tells of its first use of it.
+USES_CUDA = """
+import _spikeprof.hooks
+_spikeprof.hooks.the_agent().activate()
+"""
+
+ACTIVATE = ON_CPU + USES_CUDA
 
 
 @pytest.fixture
@@ -121,7 +127,9 @@ assert not model[0]._forward_hooks
         max_bytes=20_000,
     )
     assert run.code == 0
-    assert 1 <= len(scans(run)) < 20_000 / 128
+    found = len(scans(run))
+    assert 20_000 - 128 * found < 128 + 32 * 10  # what fits is there: each piece has 32 bytes before it
+    assert [row["step"] for row in scans(run)] == list(range(found))
     assert any("numerics: --max-bytes 20000 reached" in note for note in run.trace.manifest.notes)
 
 
@@ -188,6 +196,154 @@ assert not model[0]._forward_hooks
     assert run.code == 0
     assert any("numerics are not checked any more: ZeroDivisionError" in note for note in run.trace.manifest.notes)
     assert run.trace.manifest.collectors["activity"].state == "ok"
+
+
+# -- programs that never use CUDA --------------------------------------------------------------------------------------
+
+
+def test_a_program_on_the_cpu_is_watched_without_a_thread_of_ours(real: Lab) -> None:
+    run = real.record(
+        ON_CPU
+        + """
+before = len(os.listdir("/proc/self/task"))
+model = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).half()
+with torch.no_grad():
+    for step in range(6):
+        if step == 4:
+            model[0].weight.fill_(60000.0)
+        model(torch.ones(2, 8).half())
+assert len(os.listdir("/proc/self/task")) == before
+assert not any("cupti" in line for line in open("/proc/self/maps"))
+sys.exit(3)
+""",
+        numerics_every=1,
+    )
+    assert run.code == 3
+    assert run.outcome.scans_count == 12
+    assert [(row["step"], row["module"]) for row in scans(run) if row["inf_count"]] == [
+        (4, "0"), (4, "1"), (5, "0"), (5, "1"),
+    ]  # fmt: skip
+    notes = run.trace.manifest.collectors
+    assert (notes["numerics"].state, notes["activity"].reason) == ("ok", "no process used CUDA")
+    assert "kernels" not in run.trace
+
+
+def test_cuda_may_come_later(real: Lab) -> None:
+    run = real.record(
+        ON_CPU
+        + """
+model = nn.Sequential(nn.Linear(2, 2))
+for _ in range(70):  # models of other classes are not looked for any more
+    model(torch.ones(1, 2))
+"""
+        + USES_CUDA
+        + """
+class Other(nn.Sequential):
+    pass
+Other(nn.Linear(2, 2))(torch.ones(1, 2))
+model(torch.ones(1, 2))
+time.sleep(0.3)  # our thread writes
+assert len(model[0]._forward_hooks) == 1
+os._exit(0)
+""",
+        numerics_every=1,
+    )
+    assert run.code == 0
+    assert [row["step"] for row in scans(run)] == list(range(72))
+    assert run.trace.manifest.collectors["numerics"].state == "ok"
+
+
+def test_forked_children_on_the_cpu_are_watched_by_themselves(real: Lab) -> None:
+    run = real.record(
+        ON_CPU
+        + """
+import multiprocessing
+model = nn.Sequential(nn.Linear(2, 2))
+model(torch.ones(1, 2))
+def work(value):
+    assert not model[0]._forward_hooks  # the parent's
+    model(torch.full((1, 2), value))
+child = multiprocessing.get_context("fork").Process(target=work, args=(float("inf"),))
+child.start()
+child.join()
+model(torch.ones(1, 2))
+sys.exit(child.exitcode)
+""",
+        numerics_every=1,
+    )
+    assert run.code == 0
+    assert [(row["rank"], row["step"], row["nan_count"] + row["inf_count"] > 0) for row in scans(run)] == [
+        (0, 0, False), (0, 1, False), (1, 0, True),
+    ]  # fmt: skip
+
+
+def test_what_was_found_on_the_cpu_is_written_as_the_program_goes(real: Lab) -> None:
+    run = real.record(
+        ON_CPU
+        + """
+import signal
+model = nn.Sequential(nn.Linear(2, 2))
+for _ in range(3):
+    model(torch.ones(1, 2))
+    time.sleep(0.6)
+os.kill(os.getpid(), signal.SIGKILL)
+""",
+        numerics_every=1,
+    )
+    assert run.code == 128 + 9
+    assert 2 <= len(scans(run)) <= 3
+
+
+@pytest.mark.parametrize(
+    ("ending", "said", "options"),
+    [
+        ("os.unlink(os.environ['SPIKEPROF_CONTROL'])", "numerics: the supervisor is gone", {}),
+        ("", "numerics: --max-seconds 0.5 reached", {"max_seconds": 0.5}),
+    ],
+)
+def test_the_watch_on_the_cpu_ends_when_it_is_to(real: Lab, ending: str, said: str, options: dict[str, Any]) -> None:
+    run = real.record(
+        ON_CPU
+        + f"""
+model = nn.Sequential(nn.Linear(2, 2))
+model(torch.ones(1, 2))
+{ending}
+time.sleep(0.6)
+model(torch.ones(1, 2))
+assert not model[0]._forward_hooks
+model(torch.ones(1, 2))
+""",
+        numerics_every=1,
+        **options,
+    )
+    assert run.code == 0
+    assert len(scans(run)) == 2
+    assert said in " ".join(run.trace.manifest.notes)
+
+
+def test_a_model_that_the_program_names_is_watched_on_the_cpu(real: Lab) -> None:
+    source = Path(__file__).resolve().parents[3] / "src"
+    run = real.record(
+        f"import sys; sys.path.insert(0, {str(source)!r})"
+        + ON_CPU
+        + """
+import spikeprof
+watched, other = (nn.Sequential(nn.Linear(2, 2)) for _ in range(2))
+handle = spikeprof.watch(watched)
+for model in (other, watched):
+    model(torch.ones(1, 2))
+handle.look("pages", torch.full((4,), -128, dtype=torch.int8))
+"""
+    )
+    assert run.code == 0
+    assert [(row["module"], row["saturated_count"]) for row in scans(run)] == [("0", 0), ("pages", 4)]
+
+
+def test_torch_that_calls_no_module_is_told_apart(real: Lab) -> None:
+    run = real.record(ON_CPU + "torch.ones(3).sum()", numerics_every=1)
+    assert run.code == 0
+    note = run.trace.manifest.collectors["numerics"]
+    assert (note.state, note.reason) == ("refused", "no process called a module of torch: nothing was watched")
 
 
 def test_a_program_without_torch_is_told_that_nothing_was_checked(lab: Lab) -> None:
