@@ -480,6 +480,31 @@ def test_where_recording_is_switched_by_the_clock_graphs_alone_are_looked_at(lab
     assert {paths[node[4]] for node in nodes if not node[1] and node[0] < 1000} == {"Captured"}
 
 
+@pytest.mark.parametrize(("others", "looked_at"), [(0, 2), (1, 1)])
+def test_launches_of_other_threads_end_before_they_are_called_back(lab: Lab, others: int, looked_at: int) -> None:
+    """Recording begins with the range: whoever launches then in another thread must be through with it."""
+    events = run(
+        lab,
+        f"""
+        torch._C._cudart = None
+        step(2)
+        over = threading.Event()
+        threads = [threading.Thread(target=over.wait) for _ in range({others})]
+        for thread in threads: thread.start()
+        fakegpu.profiler(1)
+        step(1)
+        time.sleep(0.2)
+        step(10)
+        fakegpu.profiler(0)
+        over.set()
+        """,
+        attribute_steps=3,
+        capture_range=True,
+    )
+    assert events.faults == []
+    assert events.owners() == times(looked_at)  # both steps, or the later one
+
+
 def test_duty_windows_and_clean_steps_are_left_alone(lab: Lab) -> None:
     run = lab.record(
         textwrap.dedent(MODEL)
