@@ -67,6 +67,11 @@ What it means: the module that is named was the first to give Inf or NaN; what i
 How it is found: in the first bad step of a process, the first bad scan in execution order: all scans of the step before
 it were fine, so were, of what is watched, its inputs. What runs between two watched modules counts for the later one.
 
+The *operator* is the first one in it that gave a bad value from fine ones, when its operators were run again at the end
+of the program on an input that was kept: of that step, or of a later one in which it happened again (what was seen then
+is inferred). Inf that the module puts in by intention, as a mask, does not count as bad. Where it is not known, the
+table of the operator says why not.
+
 What to do: look at this module and at the magnitude of what it takes; the others need no change.
 
 leak
@@ -108,6 +113,14 @@ from spikeprof.analyzers.derived.intervals import Bools, Ints
 from spikeprof.analyzers.derived.numerics_formats import Floats
 from spikeprof.analyzers.derived.numerics_heat import MODEL, heat_table
 from spikeprof.analyzers.derived.numerics_leak import Leak, leak_action, leak_evidence, leak_table, leaks, rows_text
+from spikeprof.analyzers.derived.numerics_operator import (
+    Operators,
+    operator_evidence,
+    operator_scope,
+    operator_table,
+    operators_of,
+    with_taken,
+)
 from spikeprof.analyzers.derived.numerics_origin import Origin, bad_steps, origins
 from spikeprof.analyzers.derived.numerics_scans import (
     Scans,
@@ -169,6 +182,7 @@ class Overflow:
         id="overflow",
         question="Where are FP16, BF16, FP8 or INT8 values about to overflow, and where did bad ones come from?",
         needs=("tensor_stats",),
+        wants=("bad_operators",),
         rules=(
             Rule("overflow", "A tensor holds Inf or NaN", "critical"),
             Rule("nan-origin", "This module was the first to give Inf or NaN", "critical"),
@@ -189,8 +203,9 @@ class Overflow:
         found, bad = totals(scans), bad_steps(scans)
         sources, rising = list(origins(scans, bad)), self._trends(scans)
         leaked = leaks(scans, self.min_leak_dimensions_count)
+        operators = operators_of(trace)
         findings = (
-            *self._origins(scans, sources),
+            *self._origins(scans, sources, operators),
             *self._overflows(scans, found, bad.first[~bad.brought_in]),
             *self._leaks(scans, leaked),
             *self._near(scans, found),
@@ -200,6 +215,8 @@ class Overflow:
             *self._subnormal(scans, found),
         )
         first = sources[0] if sources else None
+        operator = operators.of(scans, first) if first else None
+        around = around_table(scans, first, self.before_count, self.victims_count)
         note = trace.manifest.collectors.get("numerics")
         return Result(
             self.info.id,
@@ -209,7 +226,8 @@ class Overflow:
             findings=findings,
             tables={
                 "tensors": module_table(scans, found, self.top_count),
-                "around": around_table(scans, first, self.before_count, self.victims_count),
+                "around": with_taken(around, scans, first, operator, self.fp16_limit_value),
+                "operator": operator_table(operator),
                 "bad_steps": bad_step_table(scans, bad, self.top_count),
                 "leaks": leak_table(scans, leaked, self.top_count),
                 "trends": trend_table(scans, rising, self.top_count),
@@ -220,16 +238,19 @@ class Overflow:
 
     # ---------------------------------------------------------------- bad values
 
-    def _origins(self, scans: Scans, sources: list[Origin]) -> Iterator[Finding]:
+    def _origins(self, scans: Scans, sources: list[Origin], operators: Operators) -> Iterator[Finding]:
         """One for each module that was the first in some process."""
         alike: dict[str, list[Origin]] = {}
         for one in sources:
             alike.setdefault(scans.tensors[scans.tensor[one.scan]].path, []).append(one)
         for same in list(alike.values())[: self.max_findings_count]:
+            operator = operators.of(scans, same[0])
             evidence = [*origin_evidence(scans, same[0])]
+            evidence += operator_evidence(operator, evidence)
             if len(same) > 1:
                 evidence.append(Evidence("processes_count", len(same)))
-            yield self._finding(scans, "nan-origin", same[0].scan, evidence, source_action(scans, same[0]))
+            told = self._finding(scans, "nan-origin", same[0].scan, evidence, source_action(scans, same[0]))
+            yield replace(told, scope={**told.scope, **operator_scope(operator)})
 
     def _overflows(self, scans: Scans, found: Totals, firsts: Ints) -> Iterator[Finding]:
         """Of tensors that were the first in some step; victims alone stay in the table."""

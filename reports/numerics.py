@@ -25,11 +25,14 @@ _SCREEN_COLUMNS = (
     Column("zero_share", "Zeros", 74),
     Column("subnormal_share", "Subnormal", 94),
 )
+_OPERATOR_COLUMNS = ("op", "line", "tensor", "shape", "dtype", "amax_value", "nan_count", "inf_count")
 _MAX_TENSORS = 8  # on a screen
 #: Columns of which nothing is shown where they say the same of all tensors.
 _ALIKE = {"rank": (0,), "role": ("output",), "nan_count": (0,), "inf_count": (0,), "bad_steps_count": (0,),
           "first_bad_step": (None,), "saturated_share": (0,), "subnormal_share": (0,), "zero_share": (0,)}  # fmt: skip
-_STATES = {"fine": "fine", "first bad": "first bad", "victim": "bad after it"}
+_STATES = {"fine": "fine", "first bad": "first bad", "victim": "bad after it",
+           "input": "its input", "input later": "its input, when it was bad again"}  # fmt: skip
+_KEPT = {"first": "", "later": " when it was bad again"}
 _LABEL_CHARS = 34
 _MOST_TICKS = 12
 _SHOWN_BITS = 16  # of headroom: more is drawn alike
@@ -65,6 +68,7 @@ def notes(result: Result) -> list[str]:
     around = rows(result.tables.get("around", {}))
     if first := next((row for row in around if row["state"] == "first bad"), None):
         found.append(f"The first bad value came from {printable(first['module'])}, step {fmt.count(first['step'])}.")
+        found += _operator_note(rows(result.tables.get("operator", {})))
     if leak := next(iter(rows(result.tables.get("leaks", {}))), None):
         where = f"{printable(leak['module'])}, step {fmt.count(leak['step'])}"
         which = f"{leak['victim_rows']} after {leak['poisoning_rows']}"
@@ -79,12 +83,30 @@ def notes(result: Result) -> list[str]:
     return found
 
 
+def _operator_note(table: list[dict[str, Any]]) -> list[str]:
+    """``The first operator in it to give one: aten::exp at model.py:41, inputs' amax 12.3 (float16).``"""
+    if not table:
+        return []
+    first = table[0]
+    if not first["op"]:
+        return [fmt.sentence(f"The operator in it is not known: {printable(first['why_not'])}")]
+    where = f" at {printable(first['line'])}" if first["line"] else ""
+    inputs = [row for row in table if row["tensor"] == "input" and row["amax_value"] is not None]
+    largest = max(inputs, key=lambda row: row["amax_value"], default=None)
+    took = f", inputs' amax {fmt.magnitude(largest['amax_value'])} ({printable(largest['dtype'])})" if largest else ""
+    return [f"The first operator in it to give one: {printable(first['op'])}{where}{took}{_KEPT[first['kept']]}."]
+
+
 def tables(result: Result) -> dict[str, PlainTable]:
     """What stands in the section, by name of its caption."""
     around = dict(result.tables.get("around", {}))
     around["state"] = [_STATES.get(state, state) for state in around.get("state", [])]
+    operator = result.tables.get("operator", {})
     found = {
         "numerics-around": around,
+        "numerics-operator": {
+            name: operator.get(name, []) for name in _OPERATOR_COLUMNS if any(operator.get("op", []))
+        },
         "numerics-leaks": result.tables.get("leaks", {}),
         "numerics-tensors": {name: result.tables.get("tensors", {}).get(name, []) for name in _TENSOR_COLUMNS},
         "numerics-trends": result.tables.get("trends", {}),

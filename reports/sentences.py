@@ -169,6 +169,7 @@ _CAPTIONS = {
         "Rows of the batch that turned bad by others",
         "Inferred: with little headroom before, a row may have overflowed by itself.",
     ),
+    "numerics-operator": ("The first operator with Inf or NaN from fine inputs, and its tensors", ""),
     "numerics-tensors": ("Watched tensors, the worst first", ""),
     "numerics-trends": ("Magnitudes that grow towards the limit", ""),
     "node-heat": ("Layers × parts", "Colour: time there, as a share of the hottest."),

@@ -148,3 +148,33 @@ def test_hostile_names_stay_text() -> None:
         msgspec.json.decode(encode(fabricated.alone(answer(HOSTILE))))["results"][0]["tables"]["tensors"]["module"][0]
         == HOSTILE
     )
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({}, "to give one: aten::exp at model.py:41, inputs' amax 12.5 (float16)."),
+        ({"kept": "later"}, "aten::exp at model.py:41, inputs' amax 12.5 (float16) when it was bad again."),
+        ({"line": 0, "inputs": "[]"}, "The first operator in it to give one: aten::exp."),
+        ({"op": "", "why_not": "no step came after it"}, "The operator in it is not known: no step came after it."),
+    ],
+)
+def test_the_operator_is_told_or_why_not(more: dict[str, Any], sentence: str) -> None:
+    from analyzers.test_overflow_operator import answer as operator_answer
+    from analyzers.test_overflow_operator import row
+
+    result = operator_answer(row(**more))
+    assert sentence in " ".join(screen(result).split())
+    page = [part.strip() for part in Page(render_html(fabricated.alone(result))).text]
+    caption = "The first operator with Inf or NaN from fine inputs, and its tensors"
+    assert (caption in page) == ("op" not in more)
+
+
+def test_a_hostile_operator_is_text() -> None:
+    from analyzers.test_overflow_operator import answer as operator_answer
+    from analyzers.test_overflow_operator import row
+
+    result = operator_answer(row(op=HOSTILE, file=f"/{HOSTILE}", function=HOSTILE))
+    page = render_html(fabricated.alone(result))
+    assert "<script>alert(1)" not in page
+    assert "\x1b" not in screen(result) + page
