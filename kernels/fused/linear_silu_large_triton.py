@@ -10,7 +10,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 ROWS, OUTS, INS = 128, 256, 64  # of a tile: 48 KiB a stage, and 64 KiB for the result
-GROUP = 8  # rows of tiles that are walked together, so that the L2 keeps what they share
+GROUP = 16  # rows of tiles that are walked together, so that the L2 keeps what they share
 WARPS, STAGES = 8, 3
 LEAST_ROWS = 256
 CPU_PROGRAMS = 2

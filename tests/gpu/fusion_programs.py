@@ -25,6 +25,20 @@ def linear_silu(how: str) -> Callable[[], object]:
     return (lambda: fused.linear_silu_unfused(*given)) if how == "eager" else (lambda: fused.linear_silu(*given))
 
 
+def gemm_silu_mul(how: str) -> Callable[[], object]:
+    """A matrix product, SiLU, a product by element: fused are the first two of them, or the last two."""
+    from torch.nn import functional as F
+
+    from spikeprof.kernels import fused
+
+    x, weight, bias, up = _halves(16384, 1024), _halves(16384, 1024) / 32, 0 * _halves(16384), _halves(16384, 16384)
+    return {
+        "eager": lambda: fused.silu_mul_unfused(F.linear(x, weight), up),
+        "first": lambda: fused.linear_silu(x, weight, bias).out * up,
+        "second": lambda: fused.silu_mul(F.linear(x, weight), up),
+    }[how]
+
+
 def rms_norm_residual(how: str) -> Callable[[], object]:
     """Addition to the residual stream and RMS norm, 256 MiB a tensor."""
     from spikeprof.kernels import fused
@@ -58,7 +72,10 @@ def main(name: str, how: str) -> None:
     """Warm up, then repeat with pauses, in which chains end."""
     import torch
 
-    run = {"silu_mul": silu_mul, "linear_silu": linear_silu, "rms_norm": rms_norm_residual, "pointwise": pointwise}
+    run = {
+        "silu_mul": silu_mul, "linear_silu": linear_silu, "gemm_silu_mul": gemm_silu_mul,
+        "rms_norm": rms_norm_residual, "pointwise": pointwise,
+    }  # fmt: skip
     with torch.inference_mode():
         part = run[name](how)
         for number in range(REPEATS + 3):

@@ -52,21 +52,35 @@ def moved(trace: Trace) -> tuple[float, float]:
     return float(of.moved_bytes[often].sum()) / times, float(of.of.total_ns[often].sum()) / times
 
 
-@pytest.mark.parametrize("name", ["silu_mul", "linear_silu", "rms_norm"])
-def test_what_fusing_is_predicted_to_save_it_saves(tmp_path: Path, name: str) -> None:
-    eager, fused = (counted(tmp_path, name, how) for how in ("eager", "fused"))
-    result = asked(eager)
+@pytest.mark.parametrize(
+    ("name", "hows"),
+    [
+        ("silu_mul", ["fused"]),
+        ("linear_silu", ["fused"]),
+        ("rms_norm", ["fused"]),
+        ("gemm_silu_mul", ["first", "second"]),  # each saves one of the chain's two edges
+    ],
+)
+def test_what_fusing_is_predicted_to_save_it_saves(tmp_path: Path, name: str, hows: list[str]) -> None:
+    eager = counted(tmp_path, name, "eager")
+    result, before = asked(eager), moved(eager)
     table = result.tables["chains"]
-    (chain,) = (i for i, runs in enumerate(table["runs_count"]) if runs >= REPEATS)
-    before, after = moved(eager), moved(fused)
-    print(name, "predicted", table["saved_bytes"][chain], "saved", before[0] - after[0])
-    print(name, "at most", table["saving_ns"][chain] / table["runs_count"][chain], "ns, saved", before[1] - after[1])
-    assert table["saved_bytes"][chain] == pytest.approx(before[0] - after[0], rel=0.2)
+    # A pause that fails to come joins two repeats.
+    (chain,) = (i for i, runs in enumerate(table["runs_count"]) if runs >= REPEATS - 3)
+    predicted_ns = table["saving_ns"][chain] / table["runs_count"][chain]
     assert "unfused-chain" in {f.rule for f in result.findings}
-    assert "unfused-chain" not in {f.rule for f in asked(fused).findings}
-    if name != "linear_silu":  # its product is another kernel
-        saved_ns = table["saving_ns"][chain] / table["runs_count"][chain]
-        assert saved_ns == pytest.approx(before[1] - after[1], rel=0.2)
+    saved_bytes = saved_ns = 0.0
+    for how in hows:
+        fused = counted(tmp_path, name, how)
+        after = moved(fused)
+        saved_bytes, saved_ns = saved_bytes + before[0] - after[0], saved_ns + before[1] - after[1]
+        if len(hows) == 1:
+            assert "unfused-chain" not in {f.rule for f in asked(fused).findings}
+    print(name, "predicted", table["saved_bytes"][chain], "saved", saved_bytes)
+    print(name, "at most", predicted_ns, "ns, saved", saved_ns)
+    assert table["saved_bytes"][chain] == pytest.approx(saved_bytes, rel=0.2)
+    if "linear_silu" not in name and "gemm" not in name:  # whose product is another kernel
+        assert predicted_ns == pytest.approx(saved_ns, rel=0.2)
 
 
 def test_a_compiler_fuses_what_eager_operators_do_apart(tmp_path: Path) -> None:
