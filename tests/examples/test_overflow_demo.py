@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -75,6 +79,20 @@ def test_the_analyzer_tells_beforehand_when_it_will_be(demo: ModuleType, monkeyp
     # Step 17 is the last: two more are as good as at the limit, 65536 / 1.25 = 52429 and 65536 * 1.25 lie around it.
     assert evidence(trend)["steps_to_overflow_count"] == 2
     assert evidence(trend)["steps_per_doubling_count"] == pytest.approx(1 / (2 * math.log2(1.25)), rel=0.02)
+
+
+def test_recorded_without_a_gpu_the_report_names_the_layer(tmp_path: Path) -> None:
+    words = ["run", "--numerics", "-o", tmp_path / "trace", "--", sys.executable, SCRIPT, "--device", "cpu"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRITON_INTERPRET")}
+    run = subprocess.run(
+        [sys.executable, "-m", "spikeprof", *words], capture_output=True, text=True, env=environment, check=False
+    )
+    assert (run.returncode, run.stdout) == (0, "24 of 32 steps finite, the first bad one 24\n")
+    said = " ".join(run.stderr.split())
+    assert "alert: overflow in layers.5.mlp.activation (float16, step 24): 16 of 4,096 elements Inf or NaN" in said
+    assert "This module was the first to give Inf or NaN (module layers.5.mlp.activation" in said
+    assert "Launch gaps: the table 'kernels' was not collected" in said
+    assert "no GPU work (no process used CUDA)" in said
 
 
 def test_wrong_values_are_refused(demo: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
