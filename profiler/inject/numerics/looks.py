@@ -6,7 +6,7 @@ import weakref
 from ..events import Clock
 from . import records
 from .formats import FORMATS
-from .scanners import Unchecked, merged, scanner_for, wide
+from .scanners import Unchecked, scanner_for
 from .waiting import NEW, Spot, Waiting, quick
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -104,7 +104,7 @@ class Looks:
             if not self.waiting.held or not self.waiting.is_of(number):
                 self.flush()
                 self.waiting.turn_to(number, scanner.stream_of)
-            self._wait(place, spot, tensor, form, version)
+            self._wait(scanner, place, spot, tensor, form, version)
             return
         try:
             scanner.add(tensor, form, self.waiting.order << 32 | form.number << 24 | spot.point)
@@ -113,22 +113,24 @@ class Looks:
         self.waiting.order += 1
         self._sent[id(tensor)] = (weakref.ref(tensor), version, spot)
 
-    def _wait(self, place: "Place", spot: "Spot", tensor: "Any", form: "Format", version: "Optional[int]") -> None:
+    def _wait(
+        self, scanner: "Any", place: "Place", spot: "Spot", tensor: "Any", form: "Format", version: "Optional[int]"
+    ) -> None:
         items, address = tensor.numel(), tensor.data_ptr()
         strided = bool(address % 16) or not tensor.is_contiguous()  # it is read 16 bytes at a time
         group = self.waiting.group(form, strided)
-        is_wide = wide(items, form, strided)
+        wide = scanner.is_wide(items, form, strided)
         if strided:
             try:
-                shape = merged(tensor)
+                shape = scanner.shape_of(tensor)
             except Unchecked as why:
                 self.unchecked(place.path, str(why))
                 return
-            (group.wide_shapes if is_wide else group.narrow_shapes).extend(shape)
+            (group.wide_shapes if wide else group.narrow_shapes).extend(shape)
         spot.shape, spot.dtype = None if strided else tensor.shape, tensor.dtype
         spot.items, spot.nbytes, spot.tag = items, items * form.item_bytes, form.number << 24 | spot.point
         spot.laid_out = records.form_of(tensor, items) | records.LATER
-        spot.rows = group.wide if is_wide else group.narrow
+        spot.rows = group.wide if wide else group.narrow
         known = self.waiting.seen.get(id(tensor))
         if known is not None:
             self.waiting.changed(known)
@@ -143,18 +145,20 @@ class Looks:
         sent = self._sent.get(id(tensor))
         return sent[2] if sent is not None and sent[0]() is tensor and sent[1] == version else None
 
-    def flush(self) -> None:
-        """Scan what waits."""
+    def flush(self, ends: bool = False) -> None:
+        """Scan what waits; ``ends``: nothing more comes in this step."""
         waiting = self.waiting
         held = waiting.held
+        if ends:
+            self._sent.clear()
         if not held:
             return
         try:
-            for each in held:
+            for each in () if ends and waiting.inference else held:
                 tensor, spot, version, _ = each
                 if version is not None and tensor._version != version:
                     waiting.changed(each)
-                if sys.getrefcount(tensor) > _OWN_REFERENCES:  # others may hand it on
+                if not ends and sys.getrefcount(tensor) > _OWN_REFERENCES:  # others may hand it on
                     self._sent[id(tensor)] = (weakref.ref(tensor), version, spot)
             self.quick[waiting.device].scan([each for each in waiting.groups.values() if each], waiting.stream)
         finally:

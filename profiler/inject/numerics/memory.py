@@ -42,8 +42,8 @@ class Memory:
         with torch.inference_mode(False), torch.no_grad():
             self.table, self.shapes = host(rows, table_words), host(rows, shape_words)
             self.finished, self.ring = host(rows), host(RING_RECORDS, RECORD_WORDS)
-            # Step and tickets so far: no step has begun.
-            self.state = torch.tensor([-1, 0], dtype=torch.int64, device=device)
+            # Step and tickets so far, programs that are done: no step has begun.
+            self.state = torch.tensor([-1, 0, 0, 0], dtype=torch.int64, device=device)
             self.scratch = torch.zeros(rows, scratch_words, dtype=torch.int64, device=device)
             self.scratch[:, 0] = -1
             self.scratch[:, 1] = self.scratch[:, 7] = (1 << 63) - 1
@@ -71,6 +71,12 @@ class Memory:
         self.written = self._settled = self._newest(max(self.written, self._settled))
         return True
 
+    def begin_anew(self) -> None:
+        """No step has begun, and tickets start at 0: what was found so far is nobody's. No scan may be under way."""
+        self.state[0], self.state[1] = -1, 0
+        self._ring[:] = array("q", bytes(RING_RECORDS * RECORD_BYTES))
+        self.written = self._settled = 0
+
     def reserve(self, count: int, lasting: bool) -> int:
         """The first of ``count`` rows in a row; -1 where none are free."""
         if lasting:
@@ -86,13 +92,13 @@ class Memory:
         self._finished[row : row + count] = self._busy[:count]
         return row
 
-    def fill(self, row: int, words: "list[int]", shape: "list[int] | None" = None) -> None:
-        """Write rows of the table from ``row`` on, and the shape of the first one."""
+    def fill(self, row: int, words: "list[int]", shapes: "list[int]") -> None:
+        """Write rows of the table from ``row`` on, and their shapes, where they have some."""
         begin = row * self._table_words
         self._table[begin : begin + len(words)] = array("q", words)
-        if shape is not None:
+        if shapes:
             begin = row * self._shape_words
-            self._shapes[begin : begin + len(shape)] = array("q", shape)
+            self._shapes[begin : begin + len(shapes)] = array("q", shapes)
 
     def drain(self, take: "Callable[[memoryview], object]", all_of_it: bool = False) -> None:
         """Hand over new records in one or two pieces: those that were there at the last look already, or all."""

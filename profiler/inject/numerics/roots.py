@@ -4,7 +4,6 @@ import weakref
 from contextlib import nullcontext
 
 from ..events import get_ident
-from .scanners import WAITING_ITEMS, WAITING_ITEMS_MAX, WAITING_MAX
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -42,60 +41,45 @@ class Hook:
 
 
 class OutputHook(Hook):
-    """The hook that every watched module has: what it does for small tensors on a GPU, it does by itself."""
+    """The hook of a watched module that direct.py does not see."""
 
-    __slots__ = ("_looks", "_numerics", "_place", "_root")
+    __slots__ = ("_numerics", "_place", "_root")
 
     def __init__(self, numerics: "Numerics", root: "Root", place: "Place") -> None:
-        self._numerics, self._looks, self._root, self._place = numerics, numerics.looks, root, place
+        self._numerics, self._root, self._place = numerics, root, place
 
     def __call__(self, module: "Any", args: "tuple[Any, ...]", output: "Any") -> None:
         """What torch calls."""
         numerics = self._numerics
-        if numerics.thread != get_ident():
-            return
+        if numerics.thread == get_ident():
+            numerics.gave(self._root, self._place, module, args, output)
+
+
+def giver(numerics: "Numerics") -> "Callable[[Root, Place, Any, tuple[Any, ...], Any], None]":
+    """What is called with all that a module gave: the short way for outputs that are as the last time."""
+    looks = numerics.looks
+    plain, waits = looks.tensor, looks.waits
+
+    def gave(root: "Root", place: "Place", module: "Any", args: "tuple[Any, ...]", output: "Any") -> None:
         try:
-            plain = self._looks.tensor
             if type(output) is plain:
-                if not self._waits(args, 0, output):
-                    numerics.output(self._root, self._place, module, args, 0, output)
+                if not waits(place.spots[0], args, output):
+                    numerics.output(root, place, module, args, 0, output)
                 return
-            if type(output) is tuple:
+            if type(output) is tuple and len(output) == len(place.spots):
                 for each in output:
                     if type(each) is not plain:
                         break
                 else:
                     for index, each in enumerate(output):
-                        if not self._waits(args, index, each):
-                            numerics.output(self._root, self._place, module, args, index, each)
+                        if not waits(place.spots[index], args, each):
+                            numerics.output(root, place, module, args, index, each)
                     return
-            numerics.outputs(self._root, self._place, module, args, output)
+            numerics.outputs(root, place, module, args, output)
         except Exception as error:
             numerics.fault(error)
 
-    def _waits(self, args: "tuple[Any, ...]", index: int, tensor: "Any") -> bool:
-        """Let a small tensor on a GPU wait for its scan; False for all others."""
-        for each in args:
-            if each is tensor:
-                return False
-        looks = self._looks
-        scanner = looks.quick.get(tensor.get_device())
-        if scanner is None:
-            return False
-        items = tensor.numel()
-        if items > WAITING_ITEMS:
-            return False
-        version = None if looks.inference or tensor.is_inference() else tensor._version
-        waiting = scanner.waiting
-        if not waiting or scanner.moved():
-            looks.wait(scanner, self._place, index, tensor, version, items)
-            return True
-        waiting.append((self._place, index, tensor, version, looks.order))
-        looks.order += 1
-        scanner.items += items
-        if len(waiting) >= WAITING_MAX or scanner.items >= WAITING_ITEMS_MAX:
-            looks.flush()
-        return True
+    return gave
 
 
 class Root:
@@ -104,31 +88,44 @@ class Root:
     def __init__(self, module: "Any", number: int) -> None:
         self.module, self.number = weakref.ref(module), number
         self.hooks: list[tuple[Any, int, Hook]] = []  # dictionary of a module, key, hook
+        self.outputs: list[tuple[Any, int, Hook]] = []  # the same, of modules that direct.py sees
+        self.places: dict[int, Place] = {}  # of these, by id of the module
         self.handles: list[Any] = []
         self.last: Any = None  # moves the end of the step behind every other hook
         self.taken: Optional[Place] = None  # the model's own inputs, where they are watched
-        self.on = False
+        self.on = self._hooked = False
         self.steps = 0
 
-    def switch(self, on: bool) -> None:
-        """Put the hooks in or take them out."""
+    def switch(self, on: bool, direct: bool = False) -> None:
+        """Put the hooks in or take them out; ``direct``: all but those of modules that direct.py sees."""
+        hooked = on and not direct
+        if (on, hooked) == (self.on, self._hooked):
+            return
         if on != self.on:
-            self.on = on
-            for hooks, key, hook in self.hooks:
-                if on:
-                    hooks[key] = hook
-                else:
-                    hooks.pop(key, None)
-            if self.last is not None:
-                self.last()
+            _switch(self.hooks, on)
+        if hooked != self._hooked:
+            _switch(self.outputs, hooked)
+        self.on, self._hooked = on, hooked
+        if self.last is not None:
+            self.last()
 
     def remove(self) -> None:
         """Take out all, for good."""
         self.switch(False)
         self.hooks.clear()
+        self.outputs.clear()
+        self.places.clear()
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
+
+
+def _switch(hooks: "list[tuple[Any, int, Hook]]", on: bool) -> None:
+    for owner, key, hook in hooks:
+        if on:
+            owner[key] = hook
+        else:
+            owner.pop(key, None)
 
 
 def always(module: "Any", hook: "Hook") -> "Any":

@@ -15,12 +15,10 @@ import sys
 from . import formats, records
 from .bad_triton import bad
 from .tiles_triton import DIMENSIONS, NIBBLES, NONE, UNSIGNED, extremes
+from .waiting import ROW_WORDS
 
 triton = sys.modules["triton"]
 tl = sys.modules["triton.language"]
-
-#: Words of a row of the table: address, elements, order << 32 | point, how it lies and when it is scanned.
-TABLE_WORDS = 4
 
 #: Words of a row of the scratch memory: the first eight statistics, programs that are done, bad rows.
 SCRATCH_WORDS = 16
@@ -35,7 +33,7 @@ _LAID_OUT = tl.constexpr(records.LAID_OUT)
 _ROW_SHIFT = tl.constexpr(records.ROW_SHIFT)
 _FIRST = tl.constexpr(records.FIRST_STATISTIC)
 _SEAL = tl.constexpr(records.SEAL)
-_TABLE = tl.constexpr(TABLE_WORDS)
+_TABLE = tl.constexpr(ROW_WORDS)
 _SCRATCH = tl.constexpr(SCRATCH_WORDS)
 _DIMENSIONS = tl.constexpr(DIMENSIONS)
 
@@ -59,45 +57,51 @@ def part_items(form, strided):
     return (1 if strided else STEPS) * TILE_BYTES // form.item_bytes
 
 
-@triton.jit(do_not_specialize=["steps"])
-def spikeprof_numerics_step(state, steps):
-    """``steps`` more steps have begun."""
-    tl.store(state, tl.load(state) + steps)
+@triton.jit(do_not_specialize=["row", "wide", "share", "steps", "every", "when_ns"])
+def spikeprof_numerics_scan(table, shapes, finished, ring, state, scratch, row, wide, share, steps, every, when_ns,
+                            RING: tl.constexpr, BYTES: tl.constexpr, KIND: tl.constexpr, MASK: tl.constexpr,
+                            SPECIAL: tl.constexpr, INFINITE: tl.constexpr, LARGEST: tl.constexpr, NORMAL: tl.constexpr,
+                            STRIDED: tl.constexpr, TILE: tl.constexpr, STEPS: tl.constexpr, PAIRS: tl.constexpr,
+                            CLOCK: tl.constexpr):  # fmt: skip
+    """The tensors in the table from ``row`` on: ``share`` programs for each of the first ``wide``, one for the others.
 
-
-@triton.jit(do_not_specialize=["row", "every", "when_ns"])
-def spikeprof_numerics_scan(table, shapes, finished, ring, state, scratch, row, every, when_ns, RING: tl.constexpr,
-                BYTES: tl.constexpr, KIND: tl.constexpr, MASK: tl.constexpr, SPECIAL: tl.constexpr,
-                INFINITE: tl.constexpr, LARGEST: tl.constexpr, NORMAL: tl.constexpr, STRIDED: tl.constexpr,
-                TILE: tl.constexpr, STEPS: tl.constexpr, PAIRS: tl.constexpr, CLOCK: tl.constexpr):  # fmt: skip
-    """Program (i, j) takes every ``num_programs(1)``-th part from ``j`` on of the tensor in row ``row + i``.
-
-    ``state`` is [step, tickets] int64. Nothing is done in steps that are no multiple of ``every``.
+    ``state`` is [step, tickets, programs that are done] int64. ``steps`` more steps have begun with this launch: its
+    last program counts them. Nothing else is done in steps that are no multiple of ``every``.
     """
-    step = tl.load(state)
-    if step % every == 0:
-        own_row = (row + tl.program_id(0)).to(tl.int64)
+    step = tl.load(state) + steps
+    looked_at = every == 1
+    if every > 1:  # only then wait for the step
+        looked_at = step % every == 0
+    if looked_at:
+        program = tl.program_id(0)
+        narrow = program - wide * share
+        part = tl.where(narrow < 0, program % share, 0).to(tl.int64)
+        own_row = (row + tl.where(narrow < 0, program // share, wide + narrow)).to(tl.int64)
         # The table lies in host memory: four words for the wait of one.
         address = tl.load(table + own_row * _TABLE)
         items = tl.load(table + own_row * _TABLE + 1)
         tag = tl.load(table + own_row * _TABLE + 2)
         scanned = tl.load(table + own_row * _TABLE + 3)
         parts = tl.cdiv(items, TILE * STEPS)
-        sharing = tl.minimum(tl.maximum(parts, 1), tl.num_programs(1))
-        if tl.program_id(1) < sharing:
-            _share(shapes, finished, ring, state, scratch, own_row, step, address, items, tag, scanned, sharing,
+        sharing = tl.minimum(tl.maximum(parts, 1), tl.where(narrow < 0, share, 1))
+        if part < sharing:
+            _share(shapes, finished, ring, state, scratch, own_row, step, address, items, tag, scanned, part, sharing,
                    when_ns, RING, BYTES, KIND, MASK, SPECIAL, INFINITE, LARGEST, NORMAL, STRIDED, TILE, STEPS, PAIRS,
                    CLOCK)  # fmt: skip
+    if steps > 0:
+        tl.debug_barrier()  # all threads of all programs have read the step
+        if tl.atomic_add(state + 2, tl.full((), 1, tl.int64), sem="acq_rel") == tl.num_programs(0) - 1:
+            tl.store(state + 2, tl.zeros((), tl.int64))
+            tl.store(state, step)
 
 
 @triton.jit
-def _share(shapes, finished, ring, state, scratch, row, step, address, items, tag, scanned, sharing, when_ns,
+def _share(shapes, finished, ring, state, scratch, row, step, address, items, tag, scanned, part, sharing, when_ns,
            RING: tl.constexpr, BYTES: tl.constexpr, KIND: tl.constexpr, MASK: tl.constexpr, SPECIAL: tl.constexpr,
            INFINITE: tl.constexpr, LARGEST: tl.constexpr, NORMAL: tl.constexpr, STRIDED: tl.constexpr,
            TILE: tl.constexpr, STEPS: tl.constexpr, PAIRS: tl.constexpr, CLOCK: tl.constexpr):  # fmt: skip
     """One program's share of a tensor, and the record if it is the last."""
     shape = shapes + row * (2 * _DIMENSIONS)
-    part = tl.program_id(1).to(tl.int64)
     largest, small, zero, below = extremes(
         address, shape, items, part, sharing, BYTES, KIND, MASK, NORMAL, STRIDED, TILE, STEPS, PAIRS
     )

@@ -10,9 +10,10 @@ import weakref
 from fnmatch import fnmatchcase
 
 from ..events import RLock, get_ident
+from .direct import Direct
 from .kept import Keeper
 from .looks import Looks, Place, tensors_in
-from .roots import Hook, OutputHook, Root, always, hands_on
+from .roots import Hook, OutputHook, Root, always, giver, hands_on
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -36,11 +37,13 @@ class Numerics:
         self.looks = Looks(say, self._every)
         self.keeper = Keeper(self)
         self.looks.saw_bad = self.keeper.saw
+        self.gave = giver(self)
+        self._direct = Direct(self)
         self._lock = RLock()
         self._roots: dict[int, Root] = {}
         self._roots_count = 0
         self.thread = 0  # that is in a step
-        self._root: Optional[Root] = None
+        self.root: Optional[Root] = None
         self.closed = False
         self.after_step: Callable[[], None] = lambda: None
         self.concurrent = 0  # steps not looked at, as another thread was in one
@@ -69,6 +72,8 @@ class Numerics:
             if known.module() is module:
                 return
             known.remove()
+        if self._every == 1 and "output" in self._roles:
+            self._direct.put_in()
         root = self._roots[id(module)] = Root(module, self._roots_count)
         self._roots_count += 1
         if any(vars(each).get("batch_first") is False for each in module.modules()):
@@ -110,8 +115,15 @@ class Numerics:
         name = type(module).__name__
         try:
             if "output" in self._roles:
-                hook: Hook = OutputHook(self, root, Place(root.number, path, name, "output"))
-                handles.append((module._forward_hooks, module.register_forward_hook(hook), hook))
+                given = Place(root.number, path, name, "output")
+                hook: Hook = OutputHook(self, root, given)
+                handle = module.register_forward_hook(hook)
+                if is_root or name == "OptimizedModule" or not self._direct.can_see(module):
+                    handles.append((module._forward_hooks, handle, hook))
+                else:
+                    module._forward_hooks.pop(handle.id, None)
+                    root.outputs.append((module._forward_hooks, handle.id, hook))
+                    self._direct.know(module, given, root.places)
             if "input" in self._roles:
                 taken = Place(root.number, path, name, "input")
                 if is_root:  # torch has made its list of the root's hooks by the time that they are put in
@@ -140,6 +152,7 @@ class Numerics:
             roots, self._roots = list(self._roots.values()), {}
             for root in roots:
                 root.remove()
+            self._direct.take_out()
             self.keeper.take_out()
 
     def fault(self, error: "Exception") -> None:
@@ -155,7 +168,7 @@ class Numerics:
 
     def _begins(self, root: "Root", args: "tuple[Any, ...]") -> None:
         thread = get_ident()
-        if self.thread == thread and self._root is not root:  # a root inside another
+        if self.thread == thread and self.root is not root:  # a root inside another
             return
         try:
             with self._lock:
@@ -164,11 +177,14 @@ class Numerics:
                 if self.thread not in (0, thread):
                     self.concurrent += 1
                     return
-                self.thread, self._root = thread, root
+                self.thread, self.root = thread, root
             self.looks.begin()
             self._awaited.clear()
             looked_at = root.steps % self._every == 0 or self.looks.capturing()
-            root.switch(looked_at)
+            direct = self._direct.ready()
+            if direct:
+                self._direct.begins(root, self._roots.values())
+            root.switch(looked_at, direct)
             if self.keeper.busy:
                 self.keeper.begins(root)
             root.steps += 1
@@ -180,14 +196,14 @@ class Numerics:
             self.fault(error)
 
     def _ends(self, root: "Root") -> None:
-        if self.thread != get_ident() or self._root is not root:
+        if self.thread != get_ident() or self.root is not root:
             return
         try:
-            self.looks.flush()
+            self.looks.flush(ends=True)
         except Exception as error:
             self.fault(error)
         finally:
-            self.thread, self._root = 0, None
+            self.thread, self.root = 0, None
         self.after_step()
 
     def _is_compiling(self) -> bool:
@@ -234,7 +250,7 @@ class Numerics:
 
     def looking(self) -> bool:
         """Whether the step that is under way is looked at."""
-        return self._root is not None and self._root.on
+        return self.root is not None and self.root.on
 
     def bisect(self) -> "Optional[dict[str, Any]]":
         """The first bad operator, or why it is not known, see kept.py; None where nothing was bad. Not in a step."""
@@ -297,7 +313,7 @@ class Numerics:
                 return False
             self.looks.see(place, index, tensor)
             if ends and self.thread == 0:
-                self.looks.flush()
+                self.looks.flush(ends=True)
             return True
 
     def look_at(self, name: str, tensor: "Any", role: str, dtype: str) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from spikeprof.profiler.inject.numerics import records
 from spikeprof.profiler.inject.numerics.formats import FLOAT, NIBBLES, SIGNED, Format
-from spikeprof.profiler.inject.numerics.scanners import TritonScanner
+from spikeprof.profiler.inject.numerics.scanner import TritonScanner
 
 #: name -> (bits of an element, bits of NaN and of infinity, of the largest number, of the smallest normal one)
 FLOATS = {

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inject.numerics.scanning import CODES, FLOATS, WHOLE, by_numpy, by_triton, scan_all
 
-from spikeprof.profiler.inject.numerics import scan_torch, scanners
+from spikeprof.profiler.inject.numerics import records, scan_torch, scanners
 from spikeprof.profiler.inject.numerics.formats import FORMATS
-from spikeprof.profiler.inject.numerics.scanners import TritonScanner, Unchecked, merged
+from spikeprof.profiler.inject.numerics.scanner import TritonScanner, Unchecked, merged
 
 FP16 = FORMATS["float16"]
 
@@ -224,6 +224,14 @@ class Faulty:
     def constants(self, form: Any, strided: bool, pairs: int) -> dict[str, int]:
         made: dict[str, int] = self._kernels.constants(form, strided, min(pairs, 1))
         return {**made, "NORMAL": 7} if pairs in self._wrong else made
+
+
+def test_the_proof_leaves_no_ticket_behind(kernels: ModuleType, device: Any) -> None:
+    scanner = TritonScanner(torch, device, kernels)
+    scanner.prove()
+    found = scan_all(scanner, [(torch.ones(8, dtype=torch.float16, device=device), FP16)])
+    assert found == [scan_torch.scan(torch.ones(8, dtype=torch.float16), FP16)]
+    assert (scanner.memory._ring[records.TICKET], scanner.memory._ring[records.STEP]) == (1, 0)
 
 
 @pytest.mark.parametrize(("wrong", "expected"), [((2,), TritonScanner), ((0, 2), scanners.TorchScanner)])

@@ -1,0 +1,131 @@
+"""What modules give without a hook in each: one function in the place of ``nn.Module._call_impl``.
+
+A hook makes torch take its long way, which costs a microsecond for each module, more than all that the watch does with
+what the module gives. This function calls the original, and finds the module in a table. It changes nothing in any
+module, so that copies, pickles and other hooks do not know of it, and it sees an output as the caller gets it.
+
+It stands there as long as a watch of every step goes on; a watch of some steps puts hooks in and takes them out. It is
+never there together with torch's compiler, which would trace it, nor on top of a function that is not torch's own.
+"""
+
+import sys
+import weakref
+
+from ..events import get_ident
+
+TYPE_CHECKING = False  # importing typing would cost the program a millisecond
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from .looks import Place
+    from .roots import Root
+    from .watch import Numerics
+
+#: How often a process puts it in: Python stops caching the attributes of a class that is changed a thousand times.
+_TURNS_MAX = 100
+
+#: The parts of the compiler that remember which function is torch's own.
+_COMPILER = "torch._dynamo.eval_frame"
+_REMEMBER = ("torch._dynamo.utils", "torch._dynamo.variables.nn_module")
+_REMEMBERED = "unpatched_nn_module_call_impl"
+
+_turns = 0
+
+
+class Direct:
+    """The function, and the tables of the models that are watched."""
+
+    def __init__(self, numerics: "Numerics") -> None:
+        self._numerics = numerics
+        self._owner = sys.modules["torch"].nn.Module
+        self._put: Any = None  # the function, and torch's own
+        self.places: dict[int, Place] = {}  # by id of the module, while a model is in a step
+        self._tables: list[dict[int, Place]] = []
+        self._joined: dict[int, tuple[int, dict[int, Place]]] = {}  # number of a root -> roots then, their places
+        self._alive: list[Any] = []
+
+    def ready(self) -> bool:
+        """Whether the function is in its place, and may stay there."""
+        if self._put is not None and _COMPILER in sys.modules:
+            self.take_out()
+        return self._put is not None
+
+    def can_see(self, module: "Any") -> bool:
+        """Whether calls of the module come to the function."""
+        return getattr(type(module), "_call_impl", None) is self._owner._call_impl
+
+    def put_in(self) -> None:
+        """Put the function in, where that can be done."""
+        global _turns
+        original = vars(self._owner).get("_call_impl")
+        if (
+            self._put is not None or _COMPILER in sys.modules or _turns >= _TURNS_MAX
+            or vars(self._owner).get("__call__") is original  # torch before 2.1: it would have to know the name
+            or type(original) is not type(_function_of) or hasattr(original, "__wrapped__")
+        ):  # fmt: skip
+            return
+        _turns += 1
+        function = _function_of(self, self._numerics, original)
+        self._owner._call_impl = function
+        self._put = (function, original)
+
+    def take_out(self) -> None:
+        """Put torch's own back, unless somebody has wrapped ours since: then ours does nothing any more."""
+        if self._put is None:
+            return
+        (function, original), self._put = self._put, None
+        self.places = {}
+        function.alive[0] = False
+        if vars(self._owner).get("_call_impl") is function:
+            self._owner._call_impl = original
+        for name in _REMEMBER:
+            module = sys.modules.get(name)
+            if getattr(module, _REMEMBERED, None) is function:
+                setattr(module, _REMEMBERED, original)
+
+    def know(self, module: "Any", place: "Place", places: "dict[int, Place]") -> None:
+        """Enter a module into a table, for as long as it lives."""
+        number, tables = id(module), self._tables
+
+        def gone(_: object) -> None:
+            for each in (places, *tables):
+                each.pop(number, None)
+
+        self._alive.append(weakref.ref(module, gone))
+        places[number] = place
+
+    def begins(self, root: "Root", roots: "Iterable[Root]") -> None:
+        """A step of a model begins: its modules go by their names in it, others by those in their own."""
+        roots = list(roots)
+        count, places = self._joined.get(root.number, (0, {}))
+        if count != len(roots):
+            places = {}
+            for each in (*roots, root):
+                places.update(each.places)
+            self._joined[root.number] = (len(roots), places)
+            self._tables = [joined for _, joined in self._joined.values()]
+        self.places = places
+
+
+def _function_of(direct: "Direct", numerics: "Numerics", original: "Any") -> "Any":
+    alive, gave = [True], numerics.gave
+
+    def call(self: "Any", *args: "Any", **kwargs: "Any") -> "Any":
+        try:
+            output = original(self, *args, **kwargs)
+        except BaseException as error:
+            # The program's traceback is its own (from Python 3.11 on).
+            trace = error.__traceback__
+            error.__traceback__ = trace.tb_next if trace is not None else None
+            raise
+        place = direct.places.get(id(self))
+        if place is not None and numerics.thread == get_ident() and alive[0]:
+            gave(numerics.root, place, self, args, output)
+        return output
+
+    for name in ("__name__", "__qualname__", "__doc__", "__module__"):
+        setattr(call, name, getattr(original, name, None))
+    call.__wrapped__ = original  # type: ignore[attr-defined]
+    call.alive = alive  # type: ignore[attr-defined]
+    return call

@@ -1,0 +1,203 @@
+"""The scanner of a GPU: rows of the table, and the launches of the kernels that scan them."""
+
+import warnings
+
+from . import records, scan_torch
+from .formats import FORMATS
+from .launcher import launcher_for
+from .memory import RING_RECORDS, memory_for
+from .waiting import ROW_WORDS, Group
+
+TYPE_CHECKING = False  # importing typing would cost the program a millisecond
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
+
+    from .formats import Format
+    from .launcher import Launcher
+
+#: Parts of a tensor that one program takes by itself; programs that share a larger one, and those of one launch.
+NARROW_PARTS = 4
+SHARE_MAX = 1056
+PROGRAMS = 2112
+
+
+class Unchecked(Exception):
+    """This tensor cannot be scanned; the text says why."""
+
+
+def merged(tensor: "Any", dimensions: int) -> "list[int]":
+    """Sizes and strides of a view, neighbours that lie as one dimension merged, innermost first, filled up with 1s."""
+    pairs: list[list[int]] = []
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride())):  # noqa: B905 (Python 3.9)
+        if size == 1:
+            continue
+        if pairs and pairs[-1][0] * pairs[-1][1] == stride:
+            pairs[-1][0] *= size
+        else:
+            pairs.append([size, stride])
+    if len(pairs) > dimensions:
+        raise Unchecked("a view of more than %d strides" % dimensions)
+    pairs += [[1, 0]] * (dimensions - len(pairs))
+    return [size for size, _ in pairs] + [stride for _, stride in pairs]
+
+
+class TritonScanner:
+    """Of one GPU. Used by one thread at a time; ``lost`` and ``unready`` count scans that could not be made."""
+
+    def __init__(self, torch: "Any", device: "Any", kernels: "ModuleType", pairs: int = 1) -> None:
+        self._torch, self._device, self._kernels = torch, device, kernels
+        self.memory = memory_for(torch, device, ROW_WORDS, 2 * kernels.DIMENSIONS, kernels.SCRATCH_WORDS)
+        self._on_gpu = device.type == "cuda"
+        self._pairs = pairs  # see scan_triton.py; 1 is for the interpreter
+        self.index = device.index or 0
+        #: The handle of a device's current stream.
+        self.stream_of: Callable[[int], int] = torch._C._cuda_getCurrentRawStream if self._on_gpu else lambda _: 0
+        self._steps_due = 0
+        self._ready: dict[tuple[int, bool], dict[str, Any]] = {}  # compile-time arguments
+        self._launchers: dict[tuple[int, bool], Launcher] = {}
+        self._short_way = self._on_gpu  # whether launchers are used
+        self.lost = self.unready = self.launches = 0
+        self.every = 1  # in graphs
+        self.now: Callable[[], int] = lambda: 0
+
+    def __del__(self) -> None:
+        """Nothing is freed: others may use the memory."""
+        memory = getattr(self, "memory", None)
+        if memory is not None:
+            memory.idle = True
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._steps_due += 1
+
+    def prove(self) -> None:
+        """Compile, scan a tensor whose statistics are known, and see that the record comes. Raises what goes wrong.
+
+        Then the same by the short way to launch, which is given up if anything is wrong with it.
+        """
+        self._prove()
+        if self._launchers:
+            try:
+                self._prove()
+            except Exception:
+                self._short_way = False
+                self._launchers.clear()
+        self.memory.state[0] = -1
+
+    def _prove(self) -> None:
+        torch, found, form = self._torch, [], FORMATS["float16"]
+        with torch.inference_mode(False), torch.no_grad():
+            known = torch.arange(-5000, 5001, dtype=torch.int32, device="cpu").to(torch.float16) * 2.0**-20
+            tensor = known.to(self._device)
+        self.begin()
+        self.add(tensor, form, 0)
+        if self._on_gpu:
+            torch.cuda.synchronize(self._device)
+        self.memory.drain(lambda piece: found.append(piece.cast("q").tolist()), all_of_it=True)
+        words = found[0] if found else [0] * records.RECORD_WORDS
+        statistics = words[records.FIRST_STATISTIC : records.FIRST_STATISTIC + scan_torch.COUNT]
+        if not records.is_whole(tuple(words)) or statistics != scan_torch.scan(known, form):
+            raise RuntimeError("the record of a test is wrong: %s" % words)
+
+    def capturing(self) -> bool:
+        """Whether launches are captured instead of run."""
+        return bool(self._on_gpu and self._torch.cuda.is_current_stream_capturing())
+
+    def is_wide(self, items: int, form: "Format", strided: bool) -> bool:
+        """Whether programs share a tensor of so many items."""
+        return items > NARROW_PARTS * int(self._kernels.part_items(form, strided))
+
+    def shape_of(self, tensor: "Any") -> "list[int]":
+        """Sizes and strides for the table. Raises Unchecked."""
+        return merged(tensor, self._kernels.DIMENSIONS)
+
+    def add(self, tensor: "Any", form: "Format", tag: int, scanned: int = records.AT_ONCE) -> None:
+        """Scan one tensor in a launch of its own. Raises Unchecked."""
+        items, address = tensor.numel(), tensor.data_ptr()
+        strided = bool(address % 16) or not tensor.is_contiguous()  # it is read 16 bytes at a time
+        group = Group(form, strided)
+        wide = self.is_wide(items, form, strided)
+        rows, shapes = (group.wide, group.wide_shapes) if wide else (group.narrow, group.narrow_shapes)
+        rows += (address, items, tag, records.form_of(tensor, items) | scanned)
+        if strided:
+            shapes += self.shape_of(tensor)
+        self.scan([group], self.stream_of(self.index))
+
+    def scan(self, groups: "list[Group]", stream: int) -> None:
+        """Scan what waited on a stream, a launch for each group."""
+        cuda = self._torch.cuda
+        if self._on_gpu and cuda.current_device() != self.index:
+            with cuda.device(self.index):
+                self._launch(groups, stream)
+        else:
+            self._launch(groups, stream)
+
+    def _launch(self, groups: "list[Group]", stream: int) -> None:
+        capturing = self.capturing()
+        for group in groups:
+            count = (len(group.wide) + len(group.narrow)) // ROW_WORDS
+            key = group.form.number, group.strided
+            if capturing and key not in self._ready:  # compiled and loaded then, the kernel might end the capture
+                self.unready += count
+                continue
+            memory = self.memory
+            row = memory.reserve(count, capturing)
+            if row < 0:
+                self.lost += count
+                continue
+            memory.fill(row, group.wide + group.narrow, group.wide_shapes + group.narrow_shapes)
+            wide, share = len(group.wide) // ROW_WORDS, self._share(group)
+            # A graph begins one step each time; what was begun before and never scanned is counted by the next launch.
+            steps = min(self._steps_due, 1) if capturing else self._steps_due
+            every, now = self.every if capturing else 1, 0 if self._on_gpu else self.now()
+            self._start(key, group.form, count + wide * (share - 1), stream, (row, wide, share, steps, every, now))
+            self._steps_due -= steps
+            self.launches += 1
+
+    def _share(self, group: "Group") -> int:
+        """Programs for each of the tensors that share: two parts or more for each of the largest."""
+        if not group.wide:
+            return 1
+        parts = -(-max(group.wide[1::ROW_WORDS]) // self._kernels.part_items(group.form, group.strided))
+        return min(SHARE_MAX, max(PROGRAMS * ROW_WORDS // len(group.wide), 1), (parts + 1) // 2)
+
+    def _start(
+        self, key: "tuple[int, bool]", form: "Format", programs: int, stream: int, numbers: "tuple[int, ...]"
+    ) -> None:
+        launcher = self._launchers.get(key)
+        if launcher is not None:
+            launcher.launch(programs, stream, numbers)
+            return
+        constants = self._ready.get(key)
+        if constants is not None:
+            self._start_by_triton(constants, programs, stream, numbers)
+            return
+        constants = self._ready[key] = {
+            **self._kernels.constants(form, key[1], self._pairs), "RING": RING_RECORDS, "CLOCK": self._on_gpu,
+            "num_warps": self._kernels.WARPS,
+        }  # fmt: skip
+        with warnings.catch_warnings():  # of the compiler, on the program's standard error
+            warnings.simplefilter("ignore")
+            compiled = self._start_by_triton(constants, programs, stream, numbers)
+        if self._short_way:
+            launcher = launcher_for(compiled, self._pointers(), len(numbers))
+            if launcher is not None:
+                self._launchers[key] = launcher
+
+    def _start_by_triton(
+        self, constants: "dict[str, Any]", programs: int, stream: int, numbers: "tuple[int, ...]"
+    ) -> "Any":
+        kernel = self._kernels.spikeprof_numerics_scan[(programs,)]
+        arguments = (*self._pointers(), *numbers)
+        if self._on_gpu and self.stream_of(self.index) != stream:
+            cuda = self._torch.cuda  # to which the default stream's 0 is no stream of somebody else's
+            external = cuda.ExternalStream(stream, device=self._device) if stream else None
+            with cuda.stream(external or cuda.default_stream(self._device)):
+                return kernel(*arguments, **constants)
+        return kernel(*arguments, **constants)
+
+    def _pointers(self) -> "tuple[Any, ...]":
+        memory = self.memory
+        return memory.table, memory.shapes, memory.finished, memory.ring, memory.state, memory.scratch
