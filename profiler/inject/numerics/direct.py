@@ -40,7 +40,8 @@ class Direct:
         self._numerics = numerics
         self._owner = sys.modules["torch"].nn.Module
         self._put: Any = None  # the function, and torch's own
-        self.places: dict[int, Place] = {}  # by id of the module, while a model is in a step
+        self.root: Any = None  # that is in a step, or was the last time
+        self.places: dict[int, Place] = {}  # by id of the module
         self._tables: list[dict[int, Place]] = []
         self._joined: dict[int, tuple[int, dict[int, Place]]] = {}  # number of a root -> roots then, their places
         self._alive: list[Any] = []
@@ -105,7 +106,7 @@ class Direct:
                 places.update(each.places)
             self._joined[root.number] = (len(roots), places)
             self._tables = [joined for _, joined in self._joined.values()]
-        self.places = places
+        self.root, self.places = root, places
 
 
 def _function_of(direct: "Direct", numerics: "Numerics", original: "Any") -> "Any":
@@ -121,7 +122,7 @@ def _function_of(direct: "Direct", numerics: "Numerics", original: "Any") -> "An
             raise
         place = direct.places.get(id(self))
         if place is not None and numerics.thread == get_ident() and alive[0]:
-            gave(numerics.root, place, self, args, output)
+            gave(direct.root, place, self, args, output)
         return output
 
     for name in ("__name__", "__qualname__", "__doc__", "__module__"):

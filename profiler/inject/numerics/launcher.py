@@ -36,7 +36,7 @@ class Launcher:
 
     def launch(self, programs: int, stream: int, numbers: "tuple[int, ...]") -> None:
         """Start so many programs in a row. Raises RuntimeError."""
-        self._numbers[:] = numbers
+        self._numbers[:] = numbers  # type: ignore[call-overload]
         error = self._driver_call(
             self._function, programs, 1, 1, self._threads, 1, 1, self._shared, stream, self._places, None
         )

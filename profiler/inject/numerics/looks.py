@@ -6,7 +6,8 @@ import weakref
 from ..events import Clock
 from . import records
 from .formats import FORMATS
-from .scanners import Unchecked, scanner_for
+from .scanner import Unchecked
+from .scanners import scanner_for
 from .waiting import NEW, Spot, Waiting, quick
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -59,6 +60,8 @@ class Looks:
         self.waiting = Waiting()
         self.waits = quick(self.waiting, self.flush)
         self._sent: dict[int, tuple[Any, Optional[int], Spot]] = {}  # id -> weak reference, version, spot
+        #: Hears of scans that were launched: device, what was held for them, stream.
+        self.launched: Optional[Callable[[int, list[tuple[Any, Spot, Optional[int], int]], int], None]] = None
         self._points: list[list[Any]] = []  # yet to be told
         self.places: dict[int, Place] = {}  # by point
         self.saw_bad: Callable[..., None] = lambda *_, **__: None  # hears at once of bad values on the CPU
@@ -96,7 +99,7 @@ class Looks:
             self._note_same(place, index, spot, before)
             return
         form = self._form(place, tensor)
-        scanner = form and self._scanner(place, tensor.device)
+        scanner = self._scanner(place, tensor.device) if form is not None else None
         if form is None or scanner is None:
             return
         number = tensor.get_device()
@@ -161,6 +164,8 @@ class Looks:
                 if not ends and sys.getrefcount(tensor) > _OWN_REFERENCES:  # others may hand it on
                     self._sent[id(tensor)] = (weakref.ref(tensor), version, spot)
             self.quick[waiting.device].scan([each for each in waiting.groups.values() if each], waiting.stream)
+            if self.launched is not None:
+                self.launched(waiting.device, held, waiting.stream)
         finally:
             waiting.clear()
 
@@ -198,6 +203,10 @@ class Looks:
         if hasattr(scanner, "stream_of"):
             self.quick[-1 if device.type == "cpu" else device.index] = scanner
         return scanner
+
+    def point(self, place: "Place") -> int:
+        """The point of a place that has one tensor."""
+        return self._spot(place, 0).point
 
     def _spot(self, place: "Place", index: int) -> "Spot":
         while len(place.spots) <= index:

@@ -160,7 +160,7 @@ class TritonScanner:
         """Programs for each of the tensors that share: two parts or more for each of the largest."""
         if not group.wide:
             return 1
-        parts = -(-max(group.wide[1::ROW_WORDS]) // self._kernels.part_items(group.form, group.strided))
+        parts: int = -(-max(group.wide[1::ROW_WORDS]) // self._kernels.part_items(group.form, group.strided))
         return min(SHARE_MAX, max(PROGRAMS * ROW_WORDS // len(group.wide), 1), (parts + 1) // 2)
 
     def _start(

@@ -43,7 +43,7 @@ class Numerics:
         self._roots: dict[int, Root] = {}
         self._roots_count = 0
         self.thread = 0  # that is in a step
-        self.root: Optional[Root] = None
+        self._root: Optional[Root] = None
         self.closed = False
         self.after_step: Callable[[], None] = lambda: None
         self.concurrent = 0  # steps not looked at, as another thread was in one
@@ -168,7 +168,7 @@ class Numerics:
 
     def _begins(self, root: "Root", args: "tuple[Any, ...]") -> None:
         thread = get_ident()
-        if self.thread == thread and self.root is not root:  # a root inside another
+        if self.thread == thread and self._root is not root:  # a root inside another
             return
         try:
             with self._lock:
@@ -177,7 +177,7 @@ class Numerics:
                 if self.thread not in (0, thread):
                     self.concurrent += 1
                     return
-                self.thread, self.root = thread, root
+                self.thread, self._root = thread, root
             self.looks.begin()
             self._awaited.clear()
             looked_at = root.steps % self._every == 0 or self.looks.capturing()
@@ -196,14 +196,14 @@ class Numerics:
             self.fault(error)
 
     def _ends(self, root: "Root") -> None:
-        if self.thread != get_ident() or self.root is not root:
+        if self.thread != get_ident() or self._root is not root:
             return
         try:
             self.looks.flush(ends=True)
         except Exception as error:
             self.fault(error)
         finally:
-            self.thread, self.root = 0, None
+            self.thread, self._root = 0, None
         self.after_step()
 
     def _is_compiling(self) -> bool:
@@ -250,7 +250,7 @@ class Numerics:
 
     def looking(self) -> bool:
         """Whether the step that is under way is looked at."""
-        return self.root is not None and self.root.on
+        return self._root is not None and self._root.on
 
     def bisect(self) -> "Optional[dict[str, Any]]":
         """The first bad operator, or why it is not known, see kept.py; None where nothing was bad. Not in a step."""
