@@ -17,18 +17,20 @@ if TYPE_CHECKING:
 
 
 class Captures:
-    """Hooks of the two calls; ``began`` and ``ended`` are called in the thread that captures."""
+    """Hooks of the two calls; all three are called in the thread that captures, ``comes`` before it does."""
 
-    def __init__(self, began: Callable[[], None], ended: Callable[[int, int], None]) -> None:
+    def __init__(
+        self, began: Callable[[], None], ended: Callable[[int, int], None], comes: Callable[[], None] = lambda: None
+    ) -> None:
         self.threads: dict[int, int] = {}  # that capture -> since when
-        self._began, self._ended = began, ended
+        self._began, self._ended, self._comes = began, ended, comes
         self._undo: list[tuple[type, str, Any, Any]] = []
 
     def put_in(self) -> None:
         """Hook the class, where this torch has it."""
         owner = getattr(getattr(sys.modules.get("torch"), "cuda", None), "CUDAGraph", None)
         if owner is not None and not self._undo:
-            self._hook(owner, "capture_begin", after=self._begins)
+            self._hook(owner, "capture_begin", before=self._is_near, after=self._begins)
             self._hook(owner, "capture_end", before=self._ends)
 
     def take_out(self) -> None:
@@ -69,6 +71,13 @@ class Captures:
         call.alive = alive  # type: ignore[attr-defined]
         setattr(owner, name, call)
         self._undo.append((owner, name, call, original))
+
+    def _is_near(self) -> None:
+        try:
+            self._comes()
+        except Exception as error:
+            if not is_ours(error):
+                raise
 
     def _begins(self) -> None:
         try:

@@ -52,13 +52,18 @@ class Target:
 
 
 class Candidate:
-    """An input that was kept, and its module: weakly, where it is large."""
+    """An input that was kept, and how to get its module."""
 
-    def __init__(self, path: str, module: "Any", kept: Input) -> None:
-        tensors = [*module.parameters(), *module.buffers()]
-        small = sum(each.numel() * each.element_size() for each in tensors) <= HELD_BYTES_MAX
-        self.path, self.kept = path, kept
-        self.module: Callable[[], Any] = (lambda: module) if small else weakref.ref(module)
+    def __init__(self, path: str, module: "Callable[[], Any]", kept: Input) -> None:
+        self.path, self.module, self.kept = path, module, kept
+
+
+def _held(module: "Any") -> "Callable[[], Any]":
+    """How to get the module later: it is kept alive, unless it is large."""
+    tensors = [*module.parameters(), *module.buffers()]
+    if sum(each.numel() * each.element_size() for each in tensors) > HELD_BYTES_MAX:
+        return weakref.ref(module)
+    return lambda: module
 
 
 class _Waiting:
@@ -78,6 +83,7 @@ class Keeper:
         self.key: Optional[tuple[int, int]] = None  # step and order of the first bad scan
         self.place: Optional[Place] = None
         self.candidates: list[Candidate] = []
+        self._culprits: dict[str, Callable[[], Any]] = {}  # by path, the innermost first
         self._targets: list[Target] = []
         self._handles: list[Any] = []
         self._armed: Optional[tuple[int, int]] = None  # the key that it was armed for
@@ -111,14 +117,20 @@ class Keeper:
             return
         place = self._numerics.looks.places.get(tag & 0xFFFFFF)
         if place is not None:
+            try:
+                modules = _culprits(self._numerics.model(place.root), place)
+                self._culprits = {path: _held(module) for path, module in modules}
+            except Exception as error:  # a class of the program's that is no usual one
+                self._why = "its module cannot be told: %s" % type(error).__name__
             self.key, self.place = key, place
             self.fresh = now
             self.busy = True
 
-    def keep_now(self, module: "Any", place: "Place", args: "Any") -> None:
+    def keep_now(self, place: "Place", args: "Any") -> None:
         """The first bad value is in what this module is just giving: its arguments, but for those by keyword."""
         self.fresh = False
-        if place is not self.place or place.role != "output" or place.writes_input:
+        module = self._culprits.get(place.path)
+        if place is not self.place or place.role != "output" or place.writes_input or module is None:
             return
         try:
             kept = self._copy(args, {}, exact=True)
@@ -156,7 +168,8 @@ class Keeper:
         if place.class_name == "OptimizedModule":  # a hook more in it would have it compiled anew
             self._why = "what torch.compile made of it has no operators to run one by one"
             return
-        self._targets = [Target(path, module) for path, module in _culprits(root.module(), place)]
+        there = [(path, module()) for path, module in self._culprits.items()]
+        self._targets = [Target(path, module) for path, module in there if module is not None]
         for target in self._targets:
             before = Hook(lambda _, args, kwargs=None, target=target: self._takes(target, args, kwargs or {}))
             after = Hook(lambda _module, _args, output, target=target: self._gave(target, output))
@@ -260,7 +273,7 @@ class Keeper:
 
     def _judge(self, target: Target, kept: Input, inputs_bad: bool, output_bad: bool) -> None:
         if output_bad and not inputs_bad and not target.over:
-            self.candidates.append(Candidate(target.path, target.module, kept))
+            self.candidates.append(Candidate(target.path, self._culprits[target.path], kept))
             for each in self._targets:
                 each.over = True
 
@@ -284,19 +297,41 @@ class Keeper:
                 self._settle(wait=True)
             except Exception as error:
                 reasons.append("the device failed: %s" % type(error).__name__)
-            for candidate in self.candidates:
+            for candidate in (*self._from_graphs(), *self.candidates):
                 module = candidate.module()
                 found = {"why_not": _GONE} if module is None else bisect(module, candidate.kept)
                 told.update(found, rerun=candidate.path, exact=candidate.kept.exact)
                 if not found["why_not"]:
                     break
                 reasons.append(found["why_not"])
-            if not self.candidates:
+            if not reasons and "operator" not in told:
                 reasons.append(self._why or self._nothing())
         told["why_not"] = "" if told.get("operator") else "; ".join(dict.fromkeys(reasons))
         self.candidates.clear()
         self._targets.clear()
+        self._culprits.clear()
         return told
+
+    def _from_graphs(self) -> "list[Candidate]":
+        """What replays of CUDA graphs have kept of the module that gave the first bad value."""
+        place, found = self.place, []
+        try:
+            for store in self._numerics.keeping.stores.values():
+                kept = store.found() if store is not None else None
+                if kept is None or place is None or kept.place is not place:
+                    continue
+                self._why = kept.why
+                for path, inputs in ((place.path, kept.own), (kept.path_around, kept.around)):
+                    if inputs is not None and path is not None:
+                        inputs.exact = (kept.step, kept.order) == self.key
+                        module = self._culprits.get(path)
+                        if module is None:
+                            self._why = _GONE
+                        else:
+                            found.append(Candidate(path, module, inputs))
+        except Exception as error:
+            self._why = "what a CUDA graph kept could not be read: %s" % type(error).__name__
+        return found
 
     def _nothing(self) -> str:
         tries = max((each.tries for each in self._targets), default=0)

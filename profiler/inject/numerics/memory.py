@@ -42,7 +42,7 @@ class Memory:
         with torch.inference_mode(False), torch.no_grad():
             self.table, self.shapes = host(rows, table_words), host(rows, shape_words)
             self.finished, self.ring = host(rows), host(RING_RECORDS, RECORD_WORDS)
-            # Step and tickets so far, programs that are done: no step has begun.
+            # Step and tickets so far, programs that are done, the last bad step: no step has begun.
             self.state = torch.tensor([-1, 0, 0, 0], dtype=torch.int64, device=device)
             self.scratch = torch.zeros(rows, scratch_words, dtype=torch.int64, device=device)
             self.scratch[:, 0] = -1
@@ -51,7 +51,7 @@ class Memory:
             torch.cuda.synchronize(device)  # other streams will use it, too
         self._table_words, self._shape_words = table_words, shape_words
         self._table, self._shapes, self._finished, self._ring = map(
-            _words_of, (self.table, self.shapes, self.finished, self.ring)
+            words_of, (self.table, self.shapes, self.finished, self.ring)
         )
         self._finished[:] = array("q", [1]) * rows
         self._busy = array("q", [0]) * rows
@@ -73,7 +73,7 @@ class Memory:
 
     def begin_anew(self) -> None:
         """No step has begun, and tickets start at 0: what was found so far is nobody's. No scan may be under way."""
-        self.state[0], self.state[1] = -1, 0
+        self.state[0], self.state[1], self.state[3] = -1, 0, 0
         self._ring[:] = array("q", bytes(RING_RECORDS * RECORD_BYTES))
         self.written = self._settled = 0
 
@@ -154,7 +154,8 @@ def memory_for(torch: "Any", device: "Any", table_words: int, shape_words: int, 
     return Memory(torch, device, table_words, shape_words, scratch_words)
 
 
-def _words_of(tensor: "Any") -> memoryview:
+def words_of(tensor: "Any") -> memoryview:
+    """The memory of a tensor of int64 on the host."""
     count = tensor.numel()
     return memoryview((ctypes.c_int64 * count).from_address(tensor.data_ptr())).cast("B").cast("q")
 

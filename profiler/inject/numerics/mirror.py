@@ -1,12 +1,13 @@
 """Copies of what modules are and take, tensors exchanged on the way: to keep inputs, and to run a forward on others.
 
 What a forward writes into attributes, lists, caches of a copy does not reach the program's own. Objects are copied as
-far as Python sees into them; what it does not (extensions, locks, objects that do something when they go) is shared.
+far as Python sees into them, with ``modules`` also what functions remember from around them; what it does not see into
+(extensions, locks, objects that do something when they go) is shared.
 """
 
 import sys
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Mirror:
 
     def of(self, value: "Any") -> "Any":
         """The copy. Raises Refused."""
-        if isinstance(value, _SHARED):
+        if isinstance(value, _SHARED) and not (self._modules and getattr(value, "__closure__", None)):
             return value
         known = self._memo.get(id(value))
         if known is not None:
@@ -59,6 +60,8 @@ class Mirror:
         return self._object_of(value, type(value))
 
     def _object_of(self, value: "Any", kind: "Any") -> "Any":
+        if kind is FunctionType:
+            return self._function_of(value)
         if kind is list:
             copy: Any = self._know(value, [])
             copy.extend(self.of(each) for each in value)
@@ -80,6 +83,22 @@ class Mirror:
             self._attributes(value, copy)
         else:
             copy = self._know(value, value)
+        return copy
+
+    def _function_of(self, function: "Any") -> "Any":
+        """A function with what it remembers from around it."""
+        cells = tuple(CellType() for _ in function.__closure__)
+        copy = self._know(
+            function,
+            FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells),
+        )
+        copy.__dict__.update(function.__dict__)
+        copy.__kwdefaults__ = function.__kwdefaults__
+        for cell, original in zip(cells, function.__closure__):  # noqa: B905 (Python 3.9)
+            try:
+                cell.cell_contents = self.of(original.cell_contents)
+            except ValueError:  # it is empty
+                pass
         return copy
 
     def _know(self, value: "Any", copy: "Any") -> "Any":

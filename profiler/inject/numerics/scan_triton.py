@@ -14,6 +14,7 @@ import sys
 
 from . import formats, records
 from .bad_triton import bad
+from .keep_triton import note_bad
 from .tiles_triton import DIMENSIONS, NIBBLES, NONE, UNSIGNED, extremes
 from .waiting import ROW_WORDS
 
@@ -165,6 +166,8 @@ def _write(finished, ring, state, row, step, items, tag, scanned, when_ns, RING:
     elements = items
     if KIND == NIBBLES:
         elements = items * 2
+    if nan + inf > 0:
+        note_bad(state, step, tag)
     none = tl.zeros_like(items) - 1
     small = tl.where(small == NONE, none, small)
     first = tl.where(first == NONE, none, first)
