@@ -28,7 +28,9 @@ What it means: magnitudes come close to the largest number of the format. A long
 it.
 
 How it is found: headroom below ``min_headroom_bits``, or in FP16 an amax of ``fp16_warn_value`` or more (FP16 ends at
-``fp16_limit_value``). In FP8: at least ``max_saturated_share`` of the elements are at the largest number.
+``fp16_limit_value``). In FP8: at least ``max_saturated_share`` of the elements are at the largest number. Of quantised
+tensors whose scale is known, the same of what the codes stand for at most, in the format of the scale: the largest code
+times the largest scale.
 
 What to do: keep the tensor in BF16 or FP32, or scale it by a power of two; FP8: choose a larger scale.
 
@@ -122,6 +124,7 @@ from spikeprof.analyzers.derived.numerics_operator import (
     with_taken,
 )
 from spikeprof.analyzers.derived.numerics_origin import Origin, bad_steps, origins
+from spikeprof.analyzers.derived.numerics_scaled import scaled, scaled_evidence
 from spikeprof.analyzers.derived.numerics_scans import (
     Scans,
     Tensor,
@@ -142,6 +145,7 @@ from spikeprof.analyzers.derived.numerics_tables import (
 )
 from spikeprof.analyzers.derived.numerics_trend import Trend, last_scans, trends, zero_growth
 from spikeprof.analyzers.derived.numerics_words import (
+    AFTER_SCALE,
     RECALIBRATE,
     SCALE_UP,
     after_overflow,
@@ -209,6 +213,7 @@ class Overflow:
             *self._overflows(scans, found, bad.first[~bad.brought_in]),
             *self._leaks(scans, leaked),
             *self._near(scans, found),
+            *self._near_scaled(scans, found),
             *self._rising(scans, rising),
             *self._saturated(scans, found),
             *self._lost(scans, found),
@@ -302,6 +307,14 @@ class Overflow:
             ]
             action = before_overflow(scans.tensors[tensor])
             yield self._finding(scans, "near-overflow", int(first[tensor]), evidence, action)
+
+    def _near_scaled(self, scans: Scans, found: Totals) -> Iterator[Finding]:
+        """By what the codes of quantised tensors stand for, where their scale is known."""
+        real = scaled(scans, self.min_headroom_bits)
+        for tensor in self._named(scans, real.near_steps > 0, real.headroom):
+            evidence = [*scaled_evidence(found, real, tensor, self.min_headroom_bits)]
+            told = self._finding(scans, "near-overflow", int(real.first[tensor]), evidence, AFTER_SCALE)
+            yield replace(told, scope={**told.scope, "real_dtype": scans.real_dtype[tensor]})
 
     def _trends(self, scans: Scans) -> list[Trend]:
         """Those that are significant, and would pass the limit soon."""

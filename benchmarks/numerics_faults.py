@@ -139,7 +139,7 @@ def findings(rows: list[dict[str, Any]]) -> Any:
 
     spec = TABLES["tensor_stats"].arrow
     columns = {name: [{"rank": 0}.get(name, row.get(name)) for row in rows] for name in spec.names}
-    for name in ("amax_value", "smallest_value"):
+    for name in ("amax_value", "smallest_value", "real_amax_value"):
         columns[name] = [math.nan if value is None else value for value in columns[name]]
     arrays = [
         pa.array(columns[field.name], pa.string()).dictionary_encode()

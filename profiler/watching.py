@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import struct
 import sys
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
@@ -20,7 +21,8 @@ from typing import Any
 
 from spikeprof.profiler.inject.captures import Captures
 from spikeprof.profiler.inject.numerics import records
-from spikeprof.profiler.inject.numerics.formats import BY_NUMBER, NIBBLES
+from spikeprof.profiler.inject.numerics.formats import BY_NUMBER, FLOAT, FORMATS, NIBBLES, SIGNED
+from spikeprof.profiler.inject.numerics.scales import real_amax
 from spikeprof.profiler.inject.numerics.watch import ROLES, Numerics
 
 #: Scans that are kept where nobody records; older ones give way.
@@ -36,10 +38,12 @@ class Watch:
     def __init__(self, numerics: Numerics | None, told: list[dict[str, Any]], agent: Any = None) -> None:
         self._numerics, self._told, self._agent = numerics, told, agent
         self._points: dict[int, tuple[str, str, str]] = {}
+        self._same: dict[int, int] = {}  # points that hand on another one's tensor
+        self._scales: dict[int, list[Any]] = {}  # see inject/numerics/scales.py
         self._records: deque[bytes] = deque(maxlen=KEPT_MAX)
         self._captures: Captures | None = None
         if numerics is not None:
-            self._captures = Captures(numerics.capture_began, lambda *_: numerics.flush())
+            self._captures = Captures(numerics.capture_began, numerics.capture_ends, numerics.capture_comes)
             self._captures.put_in()
 
     def __enter__(self) -> Watch:
@@ -52,16 +56,28 @@ class Watch:
         """Close it."""
         self.close()
 
-    def look(self, name: str, tensor: Any, *, role: str = "kv", dtype: str = "") -> None:
+    def look(
+        self, name: str, tensor: Any, *, role: str = "kv", dtype: str = "", scale: Any = None, zero_point: Any = None
+    ) -> None:
         """Scan a tensor that no module gives, such as pages of a KV cache.
 
         ``dtype`` says what its bytes are where torch does not know it: int4 for two codes in each byte of a uint8
         tensor. Outside of the model's calls it belongs to the step before.
+
+        ``scale`` of a quantised tensor, x = scale * (code - zero_point), tells what its codes stand for at most, in the
+        dtype of the scale, or in FP16 where it is a number. Both may be tensors of any shape that fit one another;
+        nothing waits for them. Raises TypeError for a scale or a zero point that is neither.
         """
+        kinds = (int, float, getattr(sys.modules.get("torch"), "Tensor", float))
+        for given in (scale, zero_point):
+            if given is not None and not isinstance(given, kinds):
+                raise TypeError(f"scale and zero_point are numbers or tensors, not {type(given).__name__}")
+        if zero_point is not None and scale is None:
+            raise TypeError("a zero_point needs a scale")
         if self._numerics is not None:
-            self._numerics.look_at(name, tensor, role, dtype)
+            self._numerics.look_at(name, tensor, role, dtype, scale, zero_point)
         elif self._agent is not None:
-            self._agent.look_at(name, tensor, role, dtype)
+            self._agent.look_at(name, tensor, role, dtype, *(() if scale is None else (scale, zero_point)))
 
     def collect(self) -> None:
         """Take what was found so far out of the ring, which holds 32,768 scans; waits for nothing."""
@@ -77,8 +93,11 @@ class Watch:
         if self._numerics is not None and torch is not None and torch.cuda.is_initialized():
             torch.cuda.synchronize()
         self._drain(all_of_it=True)
-        rows = [self._row(_WORDS.unpack(record)) for record in self._records]
-        return sorted((row for row in rows if row), key=lambda row: (row["step"], row["order"]))
+        every = [_WORDS.unpack(record) for record in self._records]
+        every.sort(key=lambda words: (words[records.STEP], words[records.TAG] >> 32))
+        whole = [words for words in every if records.is_whole(words)]
+        self._learn()
+        return self._with_scales([self._row(words) for words in whole], [w[records.TAG] & 0xFFFFFF for w in whole])
 
     def bisect(self) -> dict[str, Any] | None:
         """The operator that gave the first bad value; None where no scan that was collected saw one.
@@ -121,13 +140,35 @@ class Watch:
         size = records.RECORD_BYTES
         self._records.extend(data[at : at + size] for at in range(0, len(data), size))
 
-    def _row(self, words: tuple[int, ...]) -> dict[str, Any] | None:
-        if not records.is_whole(words):
-            return None
+    def _learn(self) -> None:
         for event in self._told:
             for number, _, path, class_name, role, _, same_as in event.pop("points", ()):
                 if same_as < 0:
                     self._points[number] = (path, class_name, role)
+                else:
+                    self._same[number] = same_as
+            self._scales.update((point, scale) for point, *scale in event.pop("scales", ()))
+
+    def _with_scales(self, rows: list[dict[str, Any]], points: list[int]) -> list[dict[str, Any]]:
+        """The rows, in order, with what codes stand for: by the next scan of their scale in the step, or the last."""
+        scans: dict[int, list[dict[str, Any]]] = {}
+        for row, point in zip(rows, points, strict=True):
+            scans.setdefault(point, []).append(row)
+        for row, point in zip(rows, points, strict=True):
+            source, number, zero, dtype, reaches = self._scales.get(point, (-1, None, 0.0, "", 0))
+            if source >= 0:
+                own = scans.get(source) or scans.get(self._same.get(source, -1), [])
+                at = bisect_left(own, _place(row), key=_place)
+                at -= at == len(own) or own[at]["step"] != row["step"]
+                number = own[at]["amax_value"] if at >= 0 else None
+            amax = row["amax_value"]
+            known = number is not None and (amax is not None or reaches)
+            signed = FORMATS[row["dtype"]].kind in (FLOAT, SIGNED)
+            row["real_amax_value"] = (number if reaches else real_amax(amax, number, zero, signed)) if known else None
+            row["real_dtype"] = dtype
+        return rows
+
+    def _row(self, words: tuple[int, ...]) -> dict[str, Any]:
         tag = words[records.TAG]
         form = BY_NUMBER[tag >> 24 & 0xFF]
         path, class_name, role = self._points.get(tag & 0xFFFFFF, ("", "", ""))
@@ -151,6 +192,10 @@ class Watch:
             "scanned": _SCANNED[laid_out & records.WHEN],
             "t_ns": words[records.TIME],
         }
+
+
+def _place(row: dict[str, Any]) -> tuple[int, int]:
+    return row["step"], row["order"]
 
 
 def watch(model: Any, *, every: int = 1, modules: Sequence[str] = ("*",), roles: Sequence[str] = ("output",)) -> Watch:

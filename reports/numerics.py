@@ -13,9 +13,9 @@ from spikeprof.reports.model import PlainTable, Report, rows
 from spikeprof.reports.screen import Column, Screen, measured, print_table
 
 _FORMATS = {"float16": "FP16", "bfloat16": "BF16", "float32": "FP32", "float64": "FP64"}
-_TENSOR_COLUMNS = ("module", "class_name", "role", "dtype", "amax_value", "headroom_bits", "nan_count", "inf_count",
-                   "saturated_share", "zero_share", "subnormal_share", "smallest_value", "scanned_steps_count",
-                   "bad_steps_count", "first_bad_step")  # fmt: skip
+_TENSOR_COLUMNS = ("module", "class_name", "role", "dtype", "amax_value", "headroom_bits", "real_amax_value",
+                   "nan_count", "inf_count", "saturated_share", "zero_share", "subnormal_share", "smallest_value",
+                   "scanned_steps_count", "bad_steps_count", "first_bad_step")  # fmt: skip
 _SCREEN_COLUMNS = (
     Column("dtype", "Type", 60),
     Column("amax_value", "amax"),
@@ -28,8 +28,9 @@ _SCREEN_COLUMNS = (
 _OPERATOR_COLUMNS = ("op", "line", "tensor", "shape", "dtype", "amax_value", "nan_count", "inf_count")
 _MAX_TENSORS = 8  # on a screen
 #: Columns of which nothing is shown where they say the same of all tensors.
-_ALIKE = {"rank": (0,), "role": ("output",), "nan_count": (0,), "inf_count": (0,), "bad_steps_count": (0,),
-          "first_bad_step": (None,), "saturated_share": (0,), "subnormal_share": (0,), "zero_share": (0,)}  # fmt: skip
+_ALIKE = {"rank": (0,), "real_amax_value": (None,), "role": ("output",), "nan_count": (0,), "inf_count": (0,),
+          "bad_steps_count": (0,), "first_bad_step": (None,), "saturated_share": (0,), "subnormal_share": (0,),
+          "zero_share": (0,)}  # fmt: skip
 _STATES = {"fine": "fine", "first bad": "first bad", "victim": "bad after it",
            "input": "its input", "input later": "its input, when it was bad again"}  # fmt: skip
 _KEPT = {"first": "", "later": " when it was bad again"}

@@ -321,6 +321,8 @@ METRIC_TITLES: dict[str, str] = {
     "poisoning_rows": "Rows bad before",
     "poisoning_rows_count": "Rows bad before",
     "overflow_step": "Overflow at step",
+    "real_amax_value": "amax × scale, at most",
+    "real_dtype": "turned into",
     "saturated_share": "Saturated",
     "scanned_steps_count": "Steps scanned",
     "scans_count": "Scans",

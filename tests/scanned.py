@@ -25,6 +25,7 @@ def scan(step: int, order: int, module: str, amax: float = 1.0, **more: Any) -> 
         "elements_count": 1000,
         "amax_value": amax,
         "smallest_value": 0.001,
+        "real_amax_value": math.nan,
         "first_bad_index": 0 if more.get("nan_count") or more.get("inf_count") else -1,
         "scanned": "at_once",
         "t_ns": 1000 * step + order,

@@ -55,6 +55,9 @@ class Scans:
     zero: Ints
     saturated: Ints
     first_bad: Ints
+    real_amax: Floats  # what codes stand for at most, NaN where no scale is known
+    real_limit: Floats
+    real_dtype: tuple[str, ...]  # of each watched tensor; empty where no scale is known
     dimensions: Ints
     rows: Ints  # of the leading dimension; 0 where they are not told apart
     bad_rows: npt.NDArray[np.uint64]  # a bit for each; of more than 64 rows bit r * 64 // rows
@@ -121,7 +124,9 @@ def scans_of(trace: Trace, fp16_limit: float) -> Scans:
         (codes if sort is None else codes[sort], labels) for codes, labels in texts
     )
     scanned, how = trace.codes("tensor_stats", "scanned")
-    changed = np.isin(scanned, [at for at, text in enumerate(how) if text == "changed"])
+    changed = _are(scanned, how, "changed")
+    real, real_dtypes = trace.codes("tensor_stats", "real_dtype")
+    real = real if sort is None else real[sort]
     tensor, count = group_codes(path, role, dtype)
     tensors = tuple(
         Tensor(paths[path[row]], classes[class_name[row]], roles[role[row]], dtypes[dtype[row]])
@@ -139,6 +144,9 @@ def scans_of(trace: Trace, fp16_limit: float) -> Scans:
         zero=column("zero_count"),
         saturated=column("saturated_count"),
         first_bad=column("first_bad_index"),
+        real_amax=np.where(_are(real, real_dtypes, ""), np.nan, _magnitudes(column("real_amax_value"))),
+        real_limit=limits(real_dtypes, fp16_limit)[real],
+        real_dtype=tuple(real_dtypes[code] for code in real[first_of_groups(tensor, count)].tolist()),
         dimensions=column("dimensions_count"),
         rows=column("rows_count"),
         bad_rows=column("bad_rows"),
@@ -148,6 +156,10 @@ def scans_of(trace: Trace, fp16_limit: float) -> Scans:
         changed=changed if sort is None else changed[sort],
         tensors=tensors,
     )
+
+
+def _are(codes: Integers, labels: list[str], text: str) -> Bools:
+    return np.isin(codes, [at for at, label in enumerate(labels) if label == text])
 
 
 def _execution_order(rank: Integers, step: Integers, order: Integers) -> Ints | None:
@@ -170,7 +182,8 @@ class Totals:
     """Arrays of one element per watched tensor, over all its scans.
 
     Shares are the largest of any one scan: of all elements, subnormal ones of those that are finite and not zero.
-    ``least_headroom`` is NaN where no scan has a finite one. ``steps`` are those of all processes together.
+    ``real_amax`` is what codes stood for at most. ``least_headroom`` is NaN where no scan has a finite one. ``steps``
+    are those of all processes together.
     """
 
     scans: Ints
@@ -180,6 +193,7 @@ class Totals:
     inf: Ints
     amax: Floats
     smallest: Floats
+    real_amax: Floats
     least_headroom: Floats
     limit: Floats
     subnormal_share: Floats
@@ -201,6 +215,7 @@ def totals(scans: Scans) -> Totals:
         _sums(of, scans.inf, number),
         _most(of, scans.amax, number),
         -_most(of, -scans.smallest, number),
+        _most(of, scans.real_amax, number),
         -_most(of, -headroom, number),
         limit,
         *(_most(of, share, number) for share in (scans.subnormal_share, scans.zero_share, scans.saturated_share)),

@@ -36,6 +36,7 @@ def module_table(scans: Scans, found: Totals, most: int) -> Columns:
         "dtype": [one.dtype for one in tensors],
         "amax_value": numbers(found.amax[chosen]),
         "headroom_bits": numbers(found.least_headroom[chosen]),
+        "real_amax_value": numbers(found.real_amax[chosen]),
         "nan_count": found.nan[chosen].tolist(),
         "inf_count": found.inf[chosen].tolist(),
         "smallest_value": numbers(found.smallest[chosen]),

@@ -7,6 +7,7 @@ from spikeprof.analyzers.derived.numerics_origin import Origin
 from spikeprof.analyzers.derived.numerics_scans import Scans, Tensor
 
 RECALIBRATE = "Calibrate its scale anew, by channel or group, or leave its outliers in a wider format."
+AFTER_SCALE = "Keep the scale and what it gives in BF16 or FP32, or leave the outliers in a wider format."
 SCALE_UP = "Scale it up by a power of two before it is rounded to this format, or keep it in BF16 or FP32."
 _NARROW = ("float16", "float8_e4m3fn", "float8_e5m2")
 

@@ -18,15 +18,14 @@ import pyarrow as pa
 
 from spikeprof.profiler import store
 from spikeprof.profiler.assemble.bad_operators import operator_row, write_operators
+from spikeprof.profiler.assemble.numerics_columns import columns
+from spikeprof.profiler.assemble.numerics_scales import Scale, scale_of
 from spikeprof.profiler.inject.numerics import records as layout
-from spikeprof.profiler.inject.numerics.formats import BY_NUMBER, FLOAT, NIBBLES, Format
+from spikeprof.profiler.inject.numerics.formats import BY_NUMBER
 from spikeprof.profiler.schema import TABLES
 from spikeprof.profiler.trace import CollectorNote
 
 Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-
-SCANNED = ("at_once", "later", "changed")
 
 #: A GPU's clock that is further from the host's than this counts from elsewhere.
 _CLOCKS_APART_NS = 5_000_000_000
@@ -54,9 +53,10 @@ class Numerics:
 
     asked: bool = False
     points: dict[int, Point] = field(default_factory=dict)
-    shared: set[int] = field(default_factory=set)  # points that hand on another one's tensor
+    shared: dict[int, int] = field(default_factory=dict)  # points that hand on another one's tensor, and that one
     tokens_first: set[int] = field(default_factory=set)  # models whose leading dimension is not the batch
     rows_unknown: set[int] = field(default_factory=set)  # points in these
+    scales: dict[int, Scale] = field(default_factory=dict)  # by point of the codes
     unchecked: list[tuple[str, str]] = field(default_factory=list)  # module, why
     losses: Counter[str] = field(default_factory=Counter)
     operators: list[dict[str, Any]] = field(default_factory=list)  # the first bad one, or why it is not known
@@ -71,13 +71,17 @@ class Numerics:
             if int(root) in self.tokens_first:
                 self.rows_unknown.add(int(number))
             if int(same_as) >= 0:
-                self.shared.add(int(number))
+                self.shared[int(number)] = int(same_as)
             else:
                 self.points[int(number)] = Point(str(path), str(class_name), str(role))
 
     def has_tokens_first(self, event: dict[str, Any]) -> None:
         """A model with modules that were made with ``batch_first=False``."""
         self.tokens_first.add(int(event["root"]))
+
+    def add_scales(self, event: dict[str, Any]) -> None:
+        """Scales of quantised tensors."""
+        self.scales.update(scale_of(row) for row in event["scales"])
 
     def add_unchecked(self, event: dict[str, Any]) -> None:
         """Places that are not."""
@@ -97,6 +101,7 @@ HANDLERS = {
     "numerics": Numerics.begun,
     "numerics_tokens_first": Numerics.has_tokens_first,
     "numerics_points": Numerics.add_points,
+    "numerics_scales": Numerics.add_scales,
     "numerics_unchecked": Numerics.add_unchecked,
     "numerics_ended": Numerics.ended,
     "numerics_operator": Numerics.add_operator,
@@ -116,7 +121,7 @@ def write_stats(folder: Path, processes: Sequence[tuple[int, Path, Numerics]], t
         for device in _devices(stem.with_name(stem.name + layout.SUFFIX)):
             broken += device.damaged
             lost += device.missing
-            batches += [_columns(rank, rows, told, t0_unix_ns) for rows in device.rows()]
+            batches += [columns(rank, rows, told, t0_unix_ns) for rows in device.rows()]
     spec = TABLES["tensor_stats"].arrow
     table = pa.concat_tables(batches).unify_dictionaries().sort_by("t_ns") if batches else spec.empty_table()
     store.write_table(folder, "tensor_stats", table)
@@ -237,69 +242,3 @@ def _frames(path: Path) -> Iterator[tuple[int, int, Ints]]:
         words = data[at : at + whole].view("<i8")
         yield int(device), int(unix_ns), words.reshape(-1, layout.RECORD_WORDS)
         at += size
-
-
-def _columns(rank: int, rows: Ints, told: Numerics, t0_unix_ns: int) -> pa.Table:
-    tag, laid_out = rows[:, layout.TAG], rows[:, layout.LAID_OUT]
-    forms, points = (tag >> 24) & 0xFF, tag & 0xFFFFFF
-    statistics = dict(zip(layout.STATISTICS, rows[:, layout.FIRST_STATISTIC : layout.LAID_OUT].T, strict=True))
-    has_rows = ~np.isin(points, list(told.rows_unknown))
-    distinct, place = np.unique(points, return_inverse=True)
-    known = [told.points.get(int(point), Point(f"point {point}", "", "")) for point in distinct]
-    numbers, form = np.unique(forms, return_inverse=True)
-    values = {
-        "rank": np.full(len(rows), rank, np.int32),
-        "step": rows[:, layout.STEP],
-        "order": tag >> 32,
-        "module": _texts(place, [point.module for point in known]),
-        "class_name": _texts(place, [point.class_name for point in known]),
-        "role": _texts(place, [point.role for point in known]),
-        "dtype": _texts(form, [BY_NUMBER[int(number)].name for number in numbers]),
-        "elements_count": rows[:, layout.ELEMENTS],
-        "amax_value": _values(statistics["amax"], forms),
-        "smallest_value": _values(statistics["smallest"], forms),
-        **{f"{name}_count": statistics[name] for name in ("nan", "inf", "subnormal", "zero", "saturated")},
-        "first_bad_index": statistics["first_bad"],
-        "dimensions_count": layout.dimensions_of(laid_out),
-        "rows_count": np.where(has_rows, _rows_count(rows[:, layout.ELEMENTS], laid_out, forms), 0),
-        "bad_rows": np.where(has_rows, statistics["bad_rows"].astype(np.int64).view(np.uint64), np.uint64(0)),
-        "scanned": _texts(np.minimum(laid_out & layout.WHEN, layout.CHANGED), list(SCANNED)),
-        "t_ns": rows[:, layout.TIME] - t0_unix_ns,
-    }
-    spec = TABLES["tensor_stats"].arrow
-    return pa.table([pa.array(values[name]).cast(spec.field(name).type) for name in spec.names], schema=spec)
-
-
-def _rows_count(elements: Ints, laid_out: Ints, forms: Ints) -> Ints:
-    """Rows of each tensor, 0 where they are not told apart."""
-    packed = np.isin(forms, [number for number, form in BY_NUMBER.items() if form.kind == NIBBLES])
-    row = np.maximum(laid_out >> layout.ROW_SHIFT, 0) * np.where(packed, 2, 1)
-    return np.where(row > 0, elements // np.maximum(row, 1), 0)
-
-
-def _texts(codes: npt.NDArray[Any], texts: list[str]) -> pa.Array:
-    unique = list(dict.fromkeys(texts))
-    renumbered = np.array([unique.index(text) for text in texts], np.int32)
-    chosen = renumbered[codes] if len(texts) else np.empty(0, np.int32)
-    return pa.DictionaryArray.from_arrays(pa.array(chosen.astype(np.int32)), pa.array(unique, pa.string()))
-
-
-def _values(magnitudes: Ints, forms: Ints) -> Floats:
-    """Magnitudes as numbers; NaN for those that stand for none."""
-    out = np.full(len(magnitudes), np.nan)
-    for number in np.unique(forms):
-        own = (forms == number) & (magnitudes >= 0)
-        out[own] = _numbers(magnitudes[own], BY_NUMBER[int(number)])
-    return out
-
-
-def _numbers(bits: Ints, form: Format) -> Floats:
-    if form.kind != FLOAT:
-        return bits.astype(np.float64)
-    if form.item_bytes == 8:
-        return bits.view(np.float64).copy()
-    exponent, fraction = bits >> form.mantissa_bits, bits & ((1 << form.mantissa_bits) - 1)
-    bias = (1 << (form.exponent_bits - 1)) - 1
-    scaled = fraction + np.where(exponent > 0, 1 << form.mantissa_bits, 0)
-    power = (np.maximum(exponent, 1) - bias - form.mantissa_bits).astype(np.int32)
-    return np.asarray(np.ldexp(scaled.astype(np.float64), power), np.float64)

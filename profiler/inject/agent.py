@@ -473,10 +473,12 @@ class Agent:
             except Exception as error:
                 self.spool.event(ev="note", text="spikeprof.watch: %s: %s" % (type(error).__name__, error))
 
-    def look_at(self, name: str, tensor: object, role: str, dtype: str) -> None:
+    def look_at(
+        self, name: str, tensor: object, role: str, dtype: str, scale: object = None, zero_point: object = None
+    ) -> None:
         """Scan a tensor that the program names."""
         if self._numerics is not None:
-            self._numerics.look_at(name, tensor, role, dtype)
+            self._numerics.look_at(name, tensor, role, dtype, scale, zero_point)
 
     def _each_part(self, what: str) -> None:
         for part in self._parts:

@@ -433,6 +433,26 @@ def test_what_was_not_checked_is_named() -> None:
     assert result.metric("scans_dropped_count") == 4
 
 
+def test_what_codes_stand_for_is_held_against_the_format_of_the_scale() -> None:
+    codes = {"dtype": "int8", "role": "kv", "real_dtype": "float16"}
+    rows = [
+        scan(0, 0, "a", 127.0, real_amax_value=32752.0, **codes),  # 1 bit
+        scan(1, 0, "a", 127.0, real_amax_value=40000.0, **codes),
+        scan(1, 1, "b", 127.0, real_amax_value=70000.0, **codes),
+        scan(1, 2, "c", 127.0, real_amax_value=70000.0, **{**codes, "real_dtype": "bfloat16"}),
+        scan(1, 3, "d", 127.0, **{**codes, "real_dtype": ""}),
+    ]
+    result = asked(*rows)
+    assert [one.scope["module"] for one in found(result, "near-overflow")] == ["b", "a"]
+    one = found(result, "near-overflow")[1]
+    assert dict(one.scope) == {"module": "a", "role": "kv", "dtype": "int8", "step": 1, "real_dtype": "float16"}
+    seen = evidence(one)
+    assert (seen["real_amax_value"], seen["near_steps_count"], seen["scanned_steps_count"]) == (40000.0, 1, 2)
+    assert seen["headroom_bits"] == pytest.approx(math.log2(65504 / 40000))
+    by_module = dict(zip(result.tables["tensors"]["module"], result.tables["tensors"]["real_amax_value"], strict=True))
+    assert by_module == {"a": 40000.0, "b": 70000.0, "c": 70000.0, "d": None}
+
+
 def test_400_000_scans_take_a_second_or_two() -> None:
     import time
 
@@ -447,8 +467,8 @@ def test_400_000_scans_take_a_second_or_two() -> None:
     columns = {name: np.zeros(len(step)) for name in TABLES["tensor_stats"].arrow.names}
     columns |= {"order": order, "step": step, "amax_value": 1.0 + order, "elements_count": np.full(len(step), 4096)}
     texts = {
-        name: pa.array(["float16" if name == "dtype" else "output"])
-        for name in ("class_name", "role", "dtype", "scanned")
+        name: pa.array([{"dtype": "float16", "real_dtype": ""}.get(name, "output")])
+        for name in ("class_name", "role", "dtype", "real_dtype", "scanned")
     }
     texts["module"] = pa.array([f"layers.{at}" for at in range(modules)])
     made = {

@@ -98,7 +98,7 @@ class Looks:
         if before is not None and not place.writes_input:
             self._note_same(place, index, spot, before)
             return
-        form = self._form(place, tensor)
+        form = self.form(place, tensor)
         scanner = self._scanner(place, tensor.device) if form is not None else None
         if form is None or scanner is None:
             return
@@ -172,7 +172,7 @@ class Looks:
     def _version(self, tensor: "Any") -> "Optional[int]":
         return None if tensor.is_inference() else tensor._version
 
-    def _form(self, place: "Place", tensor: "Any") -> "Optional[Format]":
+    def form(self, place: "Place", tensor: "Any") -> "Optional[Format]":
         """Its format; None, and the reason noted, where it cannot be scanned."""
         form = FORMATS.get(place.dtype) if place.dtype else self._forms.get(tensor.dtype)
         if type(tensor) not in self._plain:
@@ -184,6 +184,10 @@ class Looks:
         else:
             return form
         return None
+
+    def format_of(self, tensor: "Any") -> "Optional[Format]":
+        """That of a dtype, where it is known."""
+        return self._forms.get(tensor.dtype)
 
     def _scanner(self, place: "Place", device: "Any") -> "Any":
         scanner = self.scanners.get(device)

@@ -125,10 +125,10 @@ class NumericsPart:
         if self._numerics is not None:
             self._numerics.attach(model)
 
-    def look_at(self, name: str, tensor: Any, role: str, dtype: str) -> None:
+    def look_at(self, name: str, tensor: Any, role: str, dtype: str, scale: Any, zero_point: Any) -> None:
         """Scan a tensor that the program names."""
         if self._numerics is not None and not self._over:
-            self._numerics.look_at(name, tensor, role, dtype)
+            self._numerics.look_at(name, tensor, role, dtype, scale, zero_point)
 
     def step_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """See calls.py."""

@@ -14,6 +14,7 @@ from .direct import Direct
 from .kept import Keeper
 from .looks import Looks, Place, tensors_in
 from .roots import Hook, OutputHook, Root, always, giver, hands_on
+from .scales import Scales, is_quantised, scale_beside
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Numerics:
         self.looks.saw_bad = self.keeper.saw
         self.gave = giver(self)
         self._direct = Direct(self)
+        self._scales = Scales(self.looks, say)
         self._lock = RLock()
         self._roots: dict[int, Root] = {}
         self._roots_count = 0
@@ -316,15 +318,32 @@ class Numerics:
                 self.looks.flush(ends=True)
             return True
 
-    def look_at(self, name: str, tensor: "Any", role: str, dtype: str) -> None:
-        """Scan a tensor that the program names, as one of ``dtype`` where that is not the tensor's own."""
+    def look_at(
+        self, name: str, tensor: "Any", role: str, dtype: str, scale: "Any" = None, zero_point: "Any" = None
+    ) -> None:
+        """Scan a tensor that the program names, as one of ``dtype`` where that is not the tensor's own.
+
+        ``scale`` and ``zero_point``: numbers or tensors, see scales.py.
+        """
         try:
             place = self._named.get((name, role, dtype))
             if place is None:
                 place = self._named[name, role, dtype] = Place(-1, name, type(tensor).__name__, role, dtype)
-            self.look(place, 0, tensor)
+            with self._lock:
+                if self.look(place, 0, tensor, ends=scale is None) and scale is not None:
+                    self._scale(place, tensor, scale, zero_point)
+                    if self.thread == 0:
+                        self.looks.flush(ends=True)
         except Exception as error:
             self.fault(error)
+
+    def _scale(self, place: "Place", tensor: "Any", scale: "Any", zero_point: "Any") -> None:
+        form = self.looks.form(place, tensor)
+        if form is not None:
+            try:
+                self._scales.beside(place, form, scale, zero_point)
+            except (TypeError, ValueError, RuntimeError) as error:  # sizes that do not fit, say
+                self.looks.unchecked(place.path, "its scale: %s" % str(error).partition("\n")[0])
 
     def _weights(self, root: "Root") -> None:
         """Parameters and buffers, once; shared ones under their first name."""
@@ -337,7 +356,12 @@ class Numerics:
                 if tensor is not None and id(tensor) not in seen:
                     seen.add(id(tensor))
                     full = "%s.%s" % (path, name) if path else name
-                    self.looks.see(Place(root.number, full, type(each).__name__, "weight"), 0, tensor)
+                    place = Place(root.number, full, type(each).__name__, "weight")
+                    self.looks.see(place, 0, tensor)
+                    if is_quantised(self.looks.format_of(tensor)):
+                        scale, zero_point = scale_beside(each, name)
+                        if scale is not None:
+                            self._scale(place, tensor, scale, zero_point)
 
     # -- what was found -----------------------------------------------------------------------
 

@@ -298,3 +298,83 @@ def test_a_tensor_that_no_module_gives_can_be_looked_at(way: str) -> None:
         ("layers.0.keys", "int4", 6, 4)
     ] * 2
     assert watched.unchecked == [("odd", "dtype int4")]
+
+
+def looked_at(*args: Any, **scales: Any) -> list[tuple[str, float | None, str]]:
+    model = nn.Sequential(Scaled(1.0))
+    with spikeprof.watch(model) as watched:
+        model(torch.ones(1))
+        watched.look("pages", *args, **scales)
+        assert not watched.remarks
+    return [(r["role"], r["real_amax_value"], r["real_dtype"]) for r in watched.stats()[1:]]
+
+
+def test_codes_with_a_scale_are_told_in_real_numbers(way: str) -> None:
+    codes = torch.tensor([[-128, 3], [127, 0]], dtype=torch.int8)
+    assert looked_at(codes) == [("kv", None, "")]
+    assert looked_at(codes, scale=2) == [("kv", 256.0, "float16")]
+    scale = torch.tensor([0.5, -4.0])
+    assert looked_at(codes, scale=scale) == [("kv", 512.0, "float32"), ("scale", None, "")]
+    assert looked_at(codes, scale=scale.half(), zero_point=2)[0] == ("kv", 520.0, "float16")
+    unsigned = codes.view(torch.uint8)
+    zeros = torch.tensor([200, -100], dtype=torch.int32)  # codes reach 200 and 55, 100 and 355 from them
+    assert looked_at(unsigned, scale=scale, zero_point=zeros) == [("kv", 4 * 355.0, "float32"), ("scale", None, "")]
+    assert looked_at(unsigned, scale=0.5, zero_point=zeros)[0] == ("kv", 0.5 * 355, "float16")
+    assert looked_at(unsigned, dtype="int4", scale=scale, zero_point=torch.tensor(8.0))[0] == ("kv", 32.0, "float32")
+
+
+def test_scales_that_do_not_fit_are_noted_or_refused() -> None:
+    model = nn.Sequential(Scaled(1.0))
+    with spikeprof.watch(model) as watched:
+        watched.look("pages", torch.ones(4, dtype=torch.uint8), scale=torch.ones(3), zero_point=torch.ones(2))
+        for wrong in ({"scale": "1"}, {"zero_point": 1}, {"scale": 1, "zero_point": [0]}):
+            with pytest.raises(TypeError):
+                watched.look("pages", torch.ones(4, dtype=torch.uint8), **wrong)
+    assert [(r["module"], r["real_amax_value"]) for r in watched.stats()] == [("pages", None)]
+    assert watched.unchecked[0][1].startswith("its scale: The size of tensor a (2) must match")
+
+
+class Quantised(nn.Module):
+    """A product with INT8 or FP8 weights, their scales kept as libraries keep them."""
+
+    def __init__(self, name: str, dtype: Any, registered: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([[64, 32]]).to(dtype), requires_grad=False)
+        scale = torch.tensor([0.25], dtype=torch.bfloat16)
+        if registered:
+            self.register_buffer(name, scale)
+        else:
+            vars(self)[name] = scale
+
+    def forward(self, x: Any) -> Any:
+        return x
+
+
+@pytest.mark.parametrize("registered", [True, False])
+@pytest.mark.parametrize(
+    ("name", "dtype", "real"),
+    [("weight_scale", torch.int8, 16.0), ("scales", torch.float8_e4m3fn, 16.0), ("bias_scale", torch.int8, None)],
+)
+def test_scales_beside_quantised_weights_are_found(
+    way: str, name: str, dtype: Any, real: float | None, registered: bool
+) -> None:
+    model = nn.Sequential(Quantised(name, dtype, registered))
+    with spikeprof.watch(model, roles=("weight",)) as watched:
+        model(torch.ones(1))
+    rows = {row["module"]: row for row in watched.stats() if row["role"] == "weight"}
+    assert rows["0.weight"]["real_amax_value"] == real
+    assert rows["0.weight"]["real_dtype"] == ("bfloat16" if real else "")
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_pages_of_the_engine_stand_for_no_more_than_is_told(way: str, bits: int) -> None:
+    from spikeprof.kernels.cache import dequantise, quantise
+
+    torch.manual_seed(0)
+    stored = quantise(torch.randn(5, 2, 64) * torch.tensor([1.0, 30.0])[:, None], bits)
+    real = dequantise(stored, torch.float32).abs().max().item()
+    format_of = {8: "", 4: "int4"}[bits]
+    (pages, _) = looked_at(stored.values, dtype=format_of, scale=stored.scale, zero_point=stored.zero)
+    assert pages[2] == "float16"
+    assert pages[1] is not None
+    assert real <= pages[1] < 1.05 * real
