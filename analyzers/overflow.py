@@ -291,7 +291,7 @@ class Overflow:
 
     def _near(self, scans: Scans, found: Totals) -> Iterator[Finding]:
         """By headroom; only of formats whose headroom says something."""
-        fp16 = scans.which(lambda one: one.format is not None and one.format.name == "float16")
+        fp16 = scans.unscaled & scans.which(lambda one: one.format is not None and one.format.name == "float16")
         close = scans.unscaled[scans.tensor] & (scans.headroom < self.min_headroom_bits)
         close |= fp16[scans.tensor] & (scans.amax >= self.fp16_warn_value)
         first, steps = first_by_tensor(scans, close), steps_by_tensor(scans, close)

@@ -107,8 +107,8 @@ class Scans:
 
     @cached_property
     def unscaled(self) -> Bools:
-        """Watched tensors whose headroom says something: floats that are not scaled to fill their format."""
-        return self.which(lambda one: one.format is not None and not one.format.scaled)
+        """Watched tensors whose headroom says something: floats but scales, and what is scaled to fill its format."""
+        return self.which(lambda one: one.format is not None and not one.format.scaled and one.role != "scale")
 
 
 def scans_of(trace: Trace, fp16_limit: float) -> Scans:

@@ -441,16 +441,20 @@ def test_what_codes_stand_for_is_held_against_the_format_of_the_scale() -> None:
         scan(1, 1, "b", 127.0, real_amax_value=70000.0, **codes),
         scan(1, 2, "c", 127.0, real_amax_value=70000.0, **{**codes, "real_dtype": "bfloat16"}),
         scan(1, 3, "d", 127.0, **{**codes, "real_dtype": ""}),
+        scan(1, 4, "d", 60000.0, role="scale"),  # is in what the codes stand for
     ]
     result = asked(*rows)
+    assert result.metric("float16_headroom_bits") is None
     assert [one.scope["module"] for one in found(result, "near-overflow")] == ["b", "a"]
     one = found(result, "near-overflow")[1]
     assert dict(one.scope) == {"module": "a", "role": "kv", "dtype": "int8", "step": 1, "real_dtype": "float16"}
     seen = evidence(one)
     assert (seen["real_amax_value"], seen["near_steps_count"], seen["scanned_steps_count"]) == (40000.0, 1, 2)
     assert seen["headroom_bits"] == pytest.approx(math.log2(65504 / 40000))
-    by_module = dict(zip(result.tables["tensors"]["module"], result.tables["tensors"]["real_amax_value"], strict=True))
-    assert by_module == {"a": 40000.0, "b": 70000.0, "c": 70000.0, "d": None}
+    table = result.tables["tensors"]
+    assert dict(zip(table["module"], table["real_amax_value"], strict=True)) == {
+        "a": 40000.0, "b": 70000.0, "c": 70000.0, "d": None,
+    }  # fmt: skip
 
 
 def test_400_000_scans_take_a_second_or_two() -> None:
