@@ -85,7 +85,7 @@ def notes(result: Result) -> list[str]:
 
 
 def _operator_note(table: list[dict[str, Any]]) -> list[str]:
-    """``The first operator in it to give one: aten::exp at model.py:41, inputs' amax 12.3 (float16).``"""
+    """``The first operator to give one: aten::exp at model.py:41, inputs' amax 12.3 (float16).``"""
     if not table:
         return []
     first = table[0]
@@ -95,7 +95,9 @@ def _operator_note(table: list[dict[str, Any]]) -> list[str]:
     inputs = [row for row in table if row["tensor"] == "input" and row["amax_value"] is not None]
     largest = max(inputs, key=lambda row: row["amax_value"], default=None)
     took = f", inputs' amax {fmt.magnitude(largest['amax_value'])} ({printable(largest['dtype'])})" if largest else ""
-    return [f"The first operator in it to give one: {printable(first['op'])}{where}{took}{_KEPT[first['kept']]}."]
+    around = f", before it in {printable(first['around'])}" if first["around"] else ""
+    what = f"{printable(first['op'])}{where}{around}{took}"
+    return [f"The first operator to give one: {what}{_KEPT[first['kept']]}."]
 
 
 def tables(result: Result) -> dict[str, PlainTable]:

@@ -146,17 +146,33 @@ def operator_evidence(found: Operator | None, known: Sequence[Evidence]) -> Iter
 
 
 def operator_table(found: Operator | None) -> Mapping[str, list[Any]]:
-    """The operator with a row for each of its tensors; one row with the reason where it is not known."""
-    names = ("op", "line", "tensor", "shape", "dtype", "amax_value", "nan_count", "inf_count", "kept", "why_not")
+    """The operator with a row for each of its tensors; one row with the reason where it is not known.
+
+    ``around`` is the module around the one whose scan was bad, where the operator was found in that one only.
+    """
+    names = (
+        "op",
+        "line",
+        "around",
+        "tensor",
+        "shape",
+        "dtype",
+        "amax_value",
+        "nan_count",
+        "inf_count",
+        "kept",
+        "why_not",
+    )
     rows: list[tuple[Any, ...]] = []
     if found is not None and found.name:
+        around = "" if found.run_module == found.module else found.run_module or MODEL
         sides = [*(("input", each) for each in found.inputs), *([("output", found.output)] if found.output else ())]
         for side, each in sides:
             shape = " × ".join(map(str, each.shape))
             counts = (finite(each.amax), each.nan, each.inf)
-            rows.append((found.name, found.place, side, shape, each.dtype, *counts, found.kept, ""))
+            rows.append((found.name, found.place, around, side, shape, each.dtype, *counts, found.kept, ""))
     elif found is not None:
-        rows.append(("", "", "", "", "", None, None, None, found.kept, found.why_not))
+        rows.append(("", "", "", "", "", "", None, None, None, found.kept, found.why_not))
     return {name: [row[at] for row in rows] for at, name in enumerate(names)}
 
 

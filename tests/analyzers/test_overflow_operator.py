@@ -92,6 +92,8 @@ def test_its_table_has_a_row_for_each_tensor() -> None:
     ]
     assert set(table["op"]) == {"aten::exp"}
     assert set(table["line"]) == {"model.py:41"}
+    assert set(table["around"]) == {""}
+    assert answer(row(run_module="")).tables["operator"]["around"][0] == "(model)"
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,8 @@ def test_hostile_names_stay_text() -> None:
     [
         ({}, "to give one: aten::exp at model.py:41, inputs' amax 12.5 (float16)."),
         ({"kept": "later"}, "aten::exp at model.py:41, inputs' amax 12.5 (float16) when it was bad again."),
-        ({"line": 0, "inputs": "[]"}, "The first operator in it to give one: aten::exp."),
+        ({"line": 0, "inputs": "[]"}, "The first operator to give one: aten::exp."),
+        ({"run_module": "", "inputs": "[]"}, "one: aten::exp at model.py:41, before it in (model)."),
         ({"op": "", "why_not": "no step came after it"}, "The operator in it is not known: no step came after it."),
     ],
 )
