@@ -72,7 +72,7 @@ def _told(run: Rerun, found: "Optional[Found]") -> "dict[str, Any]":
     if run.bad_given:
         return {"why_not": "%s was bad already" % run.bad_given}
     if run.stopped:
-        return {"why_not": "the %d operators before %s gave fine values" % (run.ran, run.stopped)}
+        return {"why_not": "the %d operators before %s gave fine values" % (run.ran, run.stopped.rstrip("."))}
     if run.gave_bad:
         return {"why_not": "it gives an infinite value that it was given, or puts in by intention"}
     return {"why_not": "run again on the same input, it gave no bad value: it depends on more than what it takes"}

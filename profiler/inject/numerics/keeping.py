@@ -12,9 +12,10 @@ import warnings
 from array import array
 
 from ..events import get_ident
+from ..interrupts import is_ours
 from .bisect import Input, autocast_now
 from .memory import words_of
-from .mirror import Mirror, Refused
+from .mirror import CALLED, Mirror, Refused
 from .roots import Hook
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -255,6 +256,8 @@ class Keeping:
         except Refused as why:
             call.why = str(why)
         except Exception as error:
+            if not is_ours(error, *CALLED):  # of a signal handler of the program's
+                raise
             call.why = "what it takes could not be held: %s" % type(error).__name__
         if call.why:
             call.tensors.clear()

@@ -10,10 +10,11 @@ import weakref
 from array import array
 
 from ..events import get_ident
+from ..interrupts import is_ours
 from . import records
 from .bisect import Input, autocast_now, bisect
 from .looks import tensors_in
-from .mirror import Mirror, Refused
+from .mirror import CALLED, Mirror, Refused
 from .roots import Hook
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -44,8 +45,8 @@ _NAN, _INF = (records.FIRST_STATISTIC + records.STATISTICS.index(name) for name 
 class Target:
     """A module whose inputs are to be kept."""
 
-    def __init__(self, path: str, module: "Any") -> None:
-        self.path, self.module = path, module
+    def __init__(self, path: str) -> None:
+        self.path = path
         self.over = False
         self.open: list[Any] = []  # copies of calls under way
         self.tries = 0
@@ -60,10 +61,14 @@ class Candidate:
 
 def _held(module: "Any") -> "Callable[[], Any]":
     """How to get the module later: it is kept alive, unless it is large."""
-    tensors = [*module.parameters(), *module.buffers()]
-    if sum(each.numel() * each.element_size() for each in tensors) > HELD_BYTES_MAX:
-        return weakref.ref(module)
-    return lambda: module
+    seen: dict[int, Any] = {}
+    waiting = [module]
+    while waiting:
+        own = waiting.pop().__dict__
+        seen.update((id(each), each) for name in ("_parameters", "_buffers") for each in own[name].values())
+        waiting += [each for each in own["_modules"].values() if each is not None]
+    sizes = [each.numel() * each.element_size() for each in seen.values() if each is not None]
+    return weakref.ref(module) if sum(sizes) > HELD_BYTES_MAX else lambda: module
 
 
 class _Waiting:
@@ -120,7 +125,9 @@ class Keeper:
             try:
                 modules = _culprits(self._numerics.model(place.root), place)
                 self._culprits = {path: _held(module) for path, module in modules}
-            except Exception as error:  # a class of the program's that is no usual one
+            except Exception as error:
+                if not is_ours(error):
+                    raise
                 self._why = "its module cannot be told: %s" % type(error).__name__
             self.key, self.place = key, place
             self.fresh = now
@@ -169,15 +176,16 @@ class Keeper:
             self._why = "what torch.compile made of it has no operators to run one by one"
             return
         there = [(path, module()) for path, module in self._culprits.items()]
-        self._targets = [Target(path, module) for path, module in there if module is not None]
-        for target in self._targets:
+        self._targets = [Target(path) for path, module in there if module is not None]
+        modules = [module for _, module in there if module is not None]
+        for target, module in zip(self._targets, modules):  # noqa: B905 (Python 3.9)
             before = Hook(lambda _, args, kwargs=None, target=target: self._takes(target, args, kwargs or {}))
             after = Hook(lambda _module, _args, output, target=target: self._gave(target, output))
             try:
-                handle = target.module.register_forward_pre_hook(before, with_kwargs=True)
+                handle = module.register_forward_pre_hook(before, with_kwargs=True)
             except TypeError:  # torch before 2.0
-                handle = target.module.register_forward_pre_hook(before)
-            self._handles += [handle, target.module.register_forward_hook(after)]
+                handle = module.register_forward_pre_hook(before)
+            self._handles += [handle, module.register_forward_hook(after)]
         if root.last is not None:
             root.last()
 
@@ -194,6 +202,8 @@ class Keeper:
         except Refused as why:
             self._why, target.over = str(why), True
         except Exception as error:
+            if not is_ours(error, *CALLED):  # of a signal handler of the program's
+                raise
             self._why, target.over = "its inputs could not be copied: %s" % type(error).__name__, True
 
     def _gave(self, target: Target, output: "Any") -> None:
@@ -202,6 +212,8 @@ class Keeper:
         try:
             self._await(target, target.open.pop(), tensors_in(self._torch.Tensor, output))
         except Exception as error:
+            if not is_ours(error, *CALLED):
+                raise
             self._why, target.over = "its inputs could not be judged: %s" % type(error).__name__, True
 
     def _copy(self, args: "Any", kwargs: "Any", exact: bool) -> Input:
@@ -304,7 +316,7 @@ class Keeper:
                 if not found["why_not"]:
                     break
                 reasons.append(found["why_not"])
-            if not reasons and "operator" not in told:
+            if not any(not candidate.kept.exact for candidate in self.candidates):
                 reasons.append(self._why or self._nothing())
         told["why_not"] = "" if told.get("operator") else "; ".join(dict.fromkeys(reasons))
         self.candidates.clear()

@@ -6,6 +6,7 @@ far as Python sees into them, with ``modules`` also what functions remember from
 """
 
 import sys
+from collections import OrderedDict, defaultdict
 from functools import partial
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 
@@ -13,6 +14,9 @@ TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
+
+#: Packages whose Python code runs for us: what it raises is our fault, not a signal handler's.
+CALLED = ("torch", "triton")
 
 #: Objects of one mirror: a model of some thousand modules has fewer.
 OBJECTS_MAX = 200_000
@@ -44,20 +48,21 @@ class Mirror:
 
     def of(self, value: "Any") -> "Any":
         """The copy. Raises Refused."""
-        if isinstance(value, _SHARED) and not (self._modules and getattr(value, "__closure__", None)):
+        kind = type(value)  # nothing is asked of the value itself: that might be code of the program's
+        if issubclass(kind, _SHARED) and not (self._modules and kind is FunctionType and value.__closure__):
             return value
         known = self._memo.get(id(value))
         if known is not None:
             return known[1]
         if len(self._memo) >= OBJECTS_MAX:
             raise Refused("it holds more than %d objects" % OBJECTS_MAX)
-        if isinstance(value, self._tensor):
-            if type(value) is not self._tensor and type(value) is not self._parameter:
-                raise Refused("a tensor of class %s" % type(value).__name__)
+        if issubclass(kind, self._tensor):
+            if kind is not self._tensor and kind is not self._parameter:
+                raise Refused("a tensor of class %s" % kind.__name__)
             return self._know(value, self._leaf(value))
-        if isinstance(value, self._module):
+        if issubclass(kind, self._module):
             return self._module_of(value)
-        return self._object_of(value, type(value))
+        return self._object_of(value, kind)
 
     def _object_of(self, value: "Any", kind: "Any") -> "Any":
         if kind is FunctionType:
@@ -65,14 +70,12 @@ class Mirror:
         if kind is list:
             copy: Any = self._know(value, [])
             copy.extend(self.of(each) for each in value)
-        elif isinstance(value, dict) and hasattr(kind, "copy"):
+        elif kind in (dict, OrderedDict, defaultdict):
             copy = self._know(value, value.copy())
             for key in list(copy):
-                dict.__setitem__(copy, key, self.of(value[key]))
-            self._attributes(value, copy)  # of a class of the program's
-        elif isinstance(value, tuple):
-            items = [self.of(each) for each in value]
-            copy = self._know(value, kind(*items) if hasattr(kind, "_fields") else kind(items))
+                copy[key] = self.of(copy[key])
+        elif issubclass(kind, tuple):
+            copy = self._know(value, tuple.__new__(kind, [self.of(each) for each in tuple.__iter__(value)]))
         elif kind is MethodType:
             copy = self._know(value, MethodType(value.__func__, self.of(value.__self__)))
         elif kind is partial:

@@ -73,7 +73,7 @@ class NumericsPart:
         else:
             self._search()
         numerics.after_step = self._after_step
-        self._captures = Captures(numerics.capture_began, lambda *_: numerics.flush())
+        self._captures = Captures(numerics.capture_began, numerics.capture_ends, numerics.capture_comes)
         self._captures.put_in()
 
     def _search(self) -> None:

@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from ..events import Clock
 from . import scan_torch
 from .formats import FLOAT, FORMATS
+from .mirror import Refused
 from .tape import Slot, mapped
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -137,8 +138,10 @@ class Rerun:
             where = storage.data_ptr()
             if where in written:
                 if where not in copies:
-                    copies[where] = storage.clone()
                     self._held += storage.nbytes()
+                    if self._held > BYTES_MAX:
+                        raise Refused("it writes to more than %d MiB" % (BYTES_MAX >> 20))
+                    copies[where] = storage.clone()
                 layout = tensor.storage_offset(), tensor.size(), tensor.stride()
                 empty = self._torch.empty(0, dtype=tensor.dtype, device=tensor.device)
                 self._values[slot] = empty.set_(copies[where], *layout)

@@ -11,10 +11,12 @@ from fnmatch import fnmatchcase
 
 from ..events import RLock, get_ident
 from .direct import Direct
+from .keeping import Keeping
 from .kept import Keeper
 from .looks import Looks, Place, tensors_in
 from .roots import Hook, OutputHook, Root, always, giver, hands_on
 from .scales import Scales, is_quantised, scale_beside
+from .waiting import quick
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -36,13 +38,15 @@ class Numerics:
         self._torch, self._say = sys.modules["torch"], say
         self._every, self._patterns, self._roles = max(every, 1), patterns, roles
         self.looks = Looks(say, self._every)
-        self.keeper = Keeper(self)
+        self.keeper, self.keeping = Keeper(self), Keeping(self)
         self.looks.saw_bad = self.keeper.saw
+        self.waits = quick(self.looks.waiting, self.flush)
         self.gave = giver(self)
         self._direct = Direct(self)
         self._scales = Scales(self.looks, say)
         self._lock = RLock()
         self._roots: dict[int, Root] = {}
+        self._models: dict[int, Any] = {}  # weak references, also of those that are not watched any more
         self._roots_count = 0
         self.thread = 0  # that is in a step
         self._root: Optional[Root] = None
@@ -78,6 +82,7 @@ class Numerics:
             self._direct.put_in()
         root = self._roots[id(module)] = Root(module, self._roots_count)
         self._roots_count += 1
+        self._models[root.number] = root.module
         if any(vars(each).get("batch_first") is False for each in module.modules()):
             self._say(ev="numerics_tokens_first", root=root.number)
         for path, each in self._modules(module):
@@ -212,11 +217,26 @@ class Numerics:
         ask = getattr(getattr(self._torch, "compiler", None), "is_compiling", None)
         return bool(ask is not None and ask())
 
+    def capture_comes(self) -> None:
+        """A capture is about to begin."""
+        if not self.closed and ("output" in self._roles or "input" in self._roles):
+            self.keeping.prepare()
+
     def capture_began(self) -> None:
         """A capture has begun: what waits from before cannot be scanned in it."""
         dropped = self.looks.drop()
+        with self._lock:
+            roots = [(root.number, root.module()) for root in self._roots.values()]
+        self.keeping.begin(
+            [(root, *each) for root, model in roots if model is not None for each in self._modules(model)]
+        )
         if dropped:
             self.looks.unchecked("", "%d outputs of before a capture that began in the middle of a step" % dropped)
+
+    def capture_ends(self, *_: object) -> None:
+        """A capture is about to end."""
+        self.flush()
+        self.keeping.end()
 
     def flush(self) -> None:
         """Scan what waits: a capture is about to end, or a module about to write into what waits."""
@@ -248,7 +268,12 @@ class Numerics:
                 self._before(root, module)
         self.looks.see(place, index, tensor)
         if self.keeper.fresh:
-            self.keeper.keep_now(module, place, args)
+            self.keeper.keep_now(place, args)
+
+    def model(self, number: int) -> "Any":
+        """A watched model by its number; None if it has gone."""
+        known = self._models.get(number)
+        return known() if known is not None else None
 
     def looking(self) -> bool:
         """Whether the step that is under way is looked at."""
