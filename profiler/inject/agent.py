@@ -179,8 +179,11 @@ class Agent:
     def torch_came(self) -> None:
         """torch was imported, and CUDA may never be used: begin what needs none."""
         if self._watches_all:
-            with SignalsHeld(), self._lock:
-                self._watch_numerics()
+            try:
+                with SignalsHeld(), self._lock:
+                    self._watch_numerics()
+            except Exception as error:  # of ours: GPU work can still be recorded
+                self.spool.event(ev="note", text="numerics: %s: %s" % (type(error).__name__, error))
 
     def finish(self) -> None:
         """Flush and say farewell: the program is about to end."""

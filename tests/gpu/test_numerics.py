@@ -101,6 +101,46 @@ def test_every_dtype_and_view_eager_and_replayed() -> None:
     assert [place for place in watched.unchecked if place[0]] == []
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "float8_e5m2"])
+def test_bad_rows_are_those_of_the_scan_on_the_cpu(dtype: str) -> None:
+    """Rows with a bit of their own and ranges of them, of one program and of many; views; a replay."""
+    shapes = ((3, 40_000), (4, 16, 64), (64, 100_003), (65, 7), (1000, 2001), (200_000, 2))
+    bases = [torch.ones(shape, device="cuda").to(getattr(torch, dtype)) for shape in shapes]
+    views = (lambda t: t, lambda t: t.transpose(0, 1), lambda t: t[1:])
+    model = nn.Sequential(*(Gives(base, view) for base in bases for view in views))
+    model.forward = lambda: [each() for each in model] and None  # type: ignore[method-assign]
+    with spikeprof.watch(model) as watched:
+        model()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            model()
+        for turn in range(3):
+            for base in bases:
+                bits = base.view(WHOLE[base.element_size()]).view(-1)
+                bits[torch.randint(len(bits), (turn * 3,), device="cuda")] = FORMATS[dtype].infinity
+            graph.replay()
+    rows = {row["module"]: row for row in watched.stats() if row["step"] == 3}
+    assert len(rows) == len(model)
+    for name, module in model.named_children():
+        tensor = module().cpu()
+        found = (rows[name]["rows_count"], rows[name]["bad_rows"])
+        assert found == (tensor.shape[0], scan_torch.scan(tensor, FORMATS[dtype])[-1] % (1 << 64)), name
+
+
+def test_scales_on_the_device_are_taken_into_account() -> None:
+    codes = torch.tensor([[-128, 3], [127, 0]], dtype=torch.int8, device="cuda")
+    scale = torch.tensor([0.5, 4.0], dtype=torch.float16, device="cuda")
+    model = nn.Identity()
+    with spikeprof.watch(model) as watched:
+        model(scale)
+        watched.look("symmetric", codes, scale=scale)
+        watched.look("asymmetric", codes.view(torch.uint8), scale=scale, zero_point=torch.ones(2, device="cuda") * 55)
+    found = {
+        row["module"]: (row["real_amax_value"], row["real_dtype"]) for row in watched.stats() if row["role"] == "kv"
+    }
+    assert found == {"symmetric": (512.0, "float16"), "asymmetric": (800.0, "float16")}
+
+
 def test_one_bad_element_of_ten_million() -> None:
     tensor = torch.ones(10_000_019, dtype=torch.float16, device="cuda")
     model = Gives(tensor, lambda t: t)

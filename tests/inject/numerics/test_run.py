@@ -341,6 +341,35 @@ handle.look("pages", torch.full((4,), -128, dtype=torch.int8))
     assert [(row["module"], row["saturated_count"]) for row in scans(run)] == [("0", 0), ("pages", 4)]
 
 
+def test_what_is_compiled_on_the_cpu_is_watched_as_a_whole(real: Lab) -> None:
+    run = real.record(
+        ON_CPU
+        + """
+model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+with torch.no_grad():
+    model(torch.ones(1, 4))
+    compiled = torch.compile(model, backend="eager")
+    for value in (1.0, float("inf")):
+        compiled(torch.full((1, 4), value))
+""",
+        numerics_every=1,
+    )
+    assert run.code == 0
+    assert [(row["class_name"], row["inf_count"] + row["nan_count"] > 0) for row in scans(run)] == [
+        ("Linear", False), ("ReLU", False), ("OptimizedModule", False), ("OptimizedModule", True),
+    ]  # fmt: skip
+
+
+def test_a_fault_of_ours_before_cuda_leaves_the_recording_of_gpu_work(real: Lab) -> None:
+    run = real.record(
+        "import _spikeprof.hooks\n_spikeprof.hooks.the_agent()._watch_numerics = lambda *_: 1 / 0\n" + ACTIVATE,
+        numerics_every=1,
+    )
+    assert run.code == 0
+    assert any("numerics: ZeroDivisionError" in note for note in run.trace.manifest.notes)
+    assert run.trace.manifest.collectors["activity"].state == "ok"
+
+
 def test_torch_that_calls_no_module_is_told_apart(real: Lab) -> None:
     run = real.record(ON_CPU + "torch.ones(3).sum()", numerics_every=1)
     assert run.code == 0
