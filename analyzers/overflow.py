@@ -85,8 +85,9 @@ bad before are bad in it, too; or, in a step that begins with bad rows of the st
 row is an index of the leading dimension, which is taken for the batch in tensors of ``min_leak_dimensions_count``
 dimensions and more; set it to 2 for flat tensors of one token of each request, and beyond all tensors' to look for no
 leaks. It is inferred, and critical where the scan before leaves ``min_leak_headroom_bits``: with 8 bits in FP16 even a
-square would fit; with less, or where that is not known, the victims may have overflowed by themselves: a warning.
-Modules that cannot mix rows (Linear, norms, activations) are left out where their inputs were scanned, too.
+square would fit; with less, or where that is not known, the victims may have overflowed by themselves: a warning. So
+it is at modules that cannot mix rows (Linear, norms, activations): what runs before them may, or their weight is bad.
+Where their inputs were scanned, too, they are left out.
 
 What to do: look for what mixes rows: a mean or scale over the batch, a softmax over the wrong dimension, a shared slot
 of a KV cache.
@@ -284,7 +285,7 @@ class Overflow:
             told = self._finding(scans, "leak", first.scan, evidence, leak_action(scans, first, least))
             named = (("victim_rows", first.victims), ("poisoning_rows", first.sources))
             rows = {name: rows_text(mask, first.rows_count) for name, mask in named}
-            severity = told.severity if first.headroom(scans) >= least else "warning"
+            severity = told.severity if first.is_clear(scans, least) else "warning"
             yield replace(told, severity=severity, scope={**told.scope, **rows})
 
     # ---------------------------------------------------------------- near the limit

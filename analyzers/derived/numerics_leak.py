@@ -50,6 +50,11 @@ class Leak:
     victims: int
     sources: int
     rows_count: int
+    keeps_apart: bool  # the module by itself cannot mix rows: something before it may, or its weight is bad
+
+    def is_clear(self, scans: Scans, least_headroom: float) -> bool:
+        """Whether the victims cannot well have turned bad by themselves."""
+        return not self.keeps_apart and self.headroom(scans) >= least_headroom
 
     def headroom(self, scans: Scans) -> float:
         """Bits that the scan before left: what the victims' magnitudes were at most. NaN where that is not known."""
@@ -81,10 +86,11 @@ def leaks(scans: Scans, least_dimensions: int) -> list[Leak]:
     sources = np.where(first, brought, seen) & mask
     victims = new & ~brought
     more = ~first | (_counts(mask) > _counts(brought))
-    found = np.flatnonzero((sources != 0) & (victims != 0) & more & ~_by_themselves(scans, bad))
-    columns = (bad[found], _before(scans, np.flatnonzero(usable), bad[found]), victims[found], sources[found])
-    rows = scans.rows[bad[found]]
-    return [Leak(*each) for each in zip(*(column.tolist() for column in (*columns, rows)), strict=True)]
+    apart = scans.which(lambda one: one.role == "output" and one.class_name in _ROW_BY_ROW)[scans.tensor[bad]]
+    found = np.flatnonzero((sources != 0) & (victims != 0) & more & ~(apart & _took(scans, bad)))
+    at = bad[found]
+    columns = (at, _before(scans, np.flatnonzero(usable), at), victims[found], sources[found], scans.rows[at])
+    return [Leak(*each) for each in zip(*(column.tolist() for column in (*columns, apart[found])), strict=True)]
 
 
 def _batches(scans: Scans, usable: Bools) -> Ints:
@@ -128,17 +134,13 @@ def _before(scans: Scans, usable: Ints, chosen: Ints) -> Ints:
     return ints(np.where((at >= 0) & (scans.step_group[before] == scans.step_group[chosen]), before, -1))
 
 
-def _by_themselves(scans: Scans, chosen: Ints) -> Bools:
-    """Scans of what a module gave that keeps rows apart, and whose inputs were scanned in the step.
-
-    Rows that are bad for the first time there were fine in these: they overflowed by themselves.
-    """
+def _took(scans: Scans, chosen: Ints) -> Bools:
+    """Scans of modules whose inputs were scanned in the step: rows that are bad now first were fine in these."""
     paths = {path: at for at, path in enumerate(dict.fromkeys(one.path for one in scans.tensors))}
     path = np.array([paths[one.path] for one in scans.tensors], np.int64)
-    apart = scans.which(lambda one: one.role == "output" and one.class_name in _ROW_BY_ROW)
     inputs = np.flatnonzero(scans.which(lambda one: one.role == "input")[scans.tensor])
     key = scans.step_group * len(paths) + path[scans.tensor]
-    return np.asarray(apart[scans.tensor[chosen]] & np.isin(key[chosen], key[inputs]), np.bool_)
+    return np.asarray(np.isin(key[chosen], key[inputs]), np.bool_)
 
 
 def rows_text(mask: int, rows: int) -> str:
@@ -178,12 +180,12 @@ def leak_evidence(scans: Scans, same: Sequence[Leak], least_headroom: float) -> 
 def leak_action(scans: Scans, leak: Leak, least_headroom: float) -> str:
     """What to do, in one sentence: how sure it is depends on how far the victims were from the limit."""
     headroom = leak.headroom(scans)
-    if headroom >= least_headroom:
+    if leak.is_clear(scans, least_headroom):
         return (
             "Look for what mixes rows before or in this module: a mean, scale or softmax over the batch, a shared slot "
             "of a cache."
         )
-    if np.isfinite(headroom):
+    if headroom < least_headroom:
         return (
             "Look at the victims' own magnitudes first: so close to the limit they may have overflowed by themselves."
         )

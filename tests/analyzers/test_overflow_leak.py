@@ -22,7 +22,7 @@ nn = torch.nn
 def rows(step: int, order: int, module: str, mask: int = 0, **more: Any) -> dict[str, Any]:
     """A scan of [4, tokens, hidden] in which the rows of ``mask`` are bad."""
     made = (bad if mask else scan)(step, order, module)
-    return {**made, "dimensions_count": 3, "rows_count": 4, "bad_rows": mask, **more}
+    return {**made, "class_name": "Block", "dimensions_count": 3, "rows_count": 4, "bad_rows": mask, **more}
 
 
 def told(*scans: dict[str, Any], analyzer: Overflow | None = None) -> list[tuple[Any, ...]]:
@@ -70,10 +70,13 @@ def test_close_to_the_limit_rows_may_overflow_by_themselves() -> None:
 
 
 def test_a_module_that_keeps_rows_apart_and_took_them_fine_mixed_nothing() -> None:
-    taken = rows(0, 1, "proj", 1, role="input")
-    assert told(rows(0, 0, "a", 1), taken, rows(0, 2, "proj", 3)) == []
-    assert told(rows(0, 0, "a", 1), taken, rows(0, 2, "proj", 3, class_name="Attention")) == [("proj", 0, "1", "0")]
-    assert told(rows(0, 0, "a", 1), rows(0, 1, "proj", 3)) == [("proj", 0, "1", "0")]  # mixed before it, perhaps
+    linear = {"class_name": "Linear"}
+    taken = rows(0, 1, "proj", 1, role="input", **linear)
+    assert told(rows(0, 0, "a", 1), taken, rows(0, 2, "proj", 3, **linear)) == []
+    assert told(rows(0, 0, "a", 1), taken, rows(0, 2, "proj", 3)) == [("proj", 0, "1", "0")]
+    (one,) = found(asked(rows(0, 0, "a", 1), rows(0, 1, "proj", 3, **linear)), "leak")
+    assert one.severity == "warning"  # mixed before it, perhaps
+    assert "output,input" in one.recommendation
 
 
 def test_what_comes_back_from_a_cache_is_followed_over_steps() -> None:
@@ -295,6 +298,21 @@ def test_tokens_of_one_request_may_mix() -> None:
 @pytest.mark.parametrize("inner", [nn.LayerNorm(HIDDEN), nn.GELU(), nn.Softmax(-1), nn.Linear(HIDDEN, HIDDEN)])
 def test_modules_that_keep_rows_apart_leak_nothing(inner: Any) -> None:
     assert leaked(inner, (poisoned(1),)) == []
+
+
+def test_a_bad_weight_spoils_all_rows_and_is_a_warning_at_most() -> None:
+    import spikeprof
+
+    model = nn.Sequential(nn.Embedding(10, HIDDEN), nn.Linear(HIDDEN, 10, bias=False)).half()
+    model[1].weight = model[0].weight  # tied, as language models have them
+    with torch.no_grad():
+        model[0].weight[7] = math.inf
+    for roles in (("output",), ("output", "input")):
+        with torch.no_grad(), spikeprof.watch(model, roles=roles) as watched:
+            model(torch.tensor([[1, 2], [7, 3], [4, 5]]))
+        table = [{**row, "real_amax_value": math.nan} for row in watched.stats()]
+        (one,) = found(asked(*table), "leak")
+        assert (one.scope["module"], one.severity) == ("1", "warning")
 
 
 def test_a_row_that_overflows_by_itself_after_another_is_a_warning_at_most() -> None:
