@@ -72,12 +72,11 @@ class Direct:
         self._put = (function, original)
 
     def take_out(self) -> None:
-        """Put torch's own back, unless somebody has wrapped ours since: then ours does nothing any more."""
+        """Put torch's own back, unless somebody has wrapped ours since."""
         if self._put is None:
             return
         (function, original), self._put = self._put, None
-        self.places = {}
-        function.alive[0] = False
+        self.places = {}  # so that it does nothing any more
         if vars(self._owner).get("_call_impl") is function:
             self._owner._call_impl = original
         for name in _REMEMBER:
@@ -110,23 +109,23 @@ class Direct:
 
 
 def _function_of(direct: "Direct", numerics: "Numerics", original: "Any") -> "Any":
-    alive, gave = [True], numerics.gave
+    waits, gave, plain = numerics.waits, numerics.gave, numerics.looks.tensor
 
-    def call(self: "Any", *args: "Any", **kwargs: "Any") -> "Any":
+    def call(*args: "Any", **kwargs: "Any") -> "Any":
         try:
-            output = original(self, *args, **kwargs)
+            output = original(*args, **kwargs) if kwargs else original(*args)
         except BaseException as error:
             # The program's traceback is its own (from Python 3.11 on).
             trace = error.__traceback__
             error.__traceback__ = trace.tb_next if trace is not None else None
             raise
-        place = direct.places.get(id(self))
-        if place is not None and numerics.thread == get_ident() and alive[0]:
-            gave(direct.root, place, self, args, output)
+        if numerics.thread == get_ident():
+            place = direct.places.get(id(args[0]))
+            if place is not None and (type(output) is not plain or not waits(place.spots[0], args, output)):
+                gave(direct.root, place, args, output)
         return output
 
     for name in ("__name__", "__qualname__", "__doc__", "__module__"):
         setattr(call, name, getattr(original, name, None))
     call.__wrapped__ = original  # type: ignore[attr-defined]
-    call.alive = alive  # type: ignore[attr-defined]
     return call

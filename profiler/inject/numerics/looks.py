@@ -4,11 +4,11 @@ import sys
 import weakref
 
 from ..events import Clock
-from . import records
+from .batches import Batches, held
 from .formats import FORMATS
 from .scanner import Unchecked
 from .scanners import scanner_for
-from .waiting import NEW, Spot, Waiting, quick
+from .waiting import NEW, Spot, Waiting
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Looks:
         self.scanners: dict[Any, Any] = {}  # by device
         self.quick: dict[int, Any] = {}  # those for which tensors may wait, by what ``Tensor.get_device`` says
         self.waiting = Waiting()
-        self.waits = quick(self.waiting, self.flush)
+        self._batches = Batches(self)
         self._sent: dict[int, tuple[Any, Optional[int], Spot]] = {}  # id -> weak reference, version, spot
         #: Hears of scans that were launched: device, what was held for them, stream.
         self.launched: Optional[Callable[[int, list[tuple[Any, Spot, Optional[int], int]], int], None]] = None
@@ -72,7 +72,7 @@ class Looks:
     def begin(self) -> None:
         """A step begins; what waits of one that never ended is given up."""
         self.drop()
-        self.waiting.order = 0
+        self.waiting.begin = 0
         self.waiting.inference = self._torch.is_inference_mode_enabled()
         for scanner in self.scanners.values():
             scanner.begin()
@@ -83,7 +83,7 @@ class Looks:
 
     def drop(self) -> int:
         """Give up what waits; how many tensors that are."""
-        dropped = len(self.waiting.held)
+        dropped = len(self.waiting.tensors)
         self.waiting.clear()
         self._sent.clear()
         return dropped
@@ -92,82 +92,65 @@ class Looks:
 
     def see(self, place: "Place", index: int, tensor: "Any") -> None:
         """Scan a tensor now, or let it wait."""
-        version = self._version(tensor)
+        version, waiting = self._version(tensor), self.waiting
         spot = self._spot(place, index)
-        before = self._before(tensor, version)
-        if before is not None and not place.writes_input:
-            self._note_same(place, index, spot, before)
-            return
         form = self.form(place, tensor)
-        scanner = self._scanner(place, tensor.device) if form is not None else None
+        scanner: Any = self._scanner(place, tensor.device) if form is not None else None
         if form is None or scanner is None:
             return
         number = tensor.get_device()
         if not place.dtype and self.quick.get(number) is scanner:
-            if not self.waiting.held or not self.waiting.is_of(number):
+            if not waiting.is_of(number):
                 self.flush()
-                self.waiting.turn_to(number, scanner.stream_of)
-            self._wait(scanner, place, spot, tensor, form, version)
+                waiting.turn_to(number, scanner.stream_of)
+            if waiting.append(spot, tensor, version):
+                self.flush()
             return
+        before = self.sent(tensor, version)
+        if before is not None and not place.writes_input:
+            self.note_same(spot, before)
+            return
+        self.flush()
         try:
-            scanner.add(tensor, form, self.waiting.order << 32 | form.number << 24 | spot.point)
+            scanner.add(tensor, form, waiting.begin << 32 | form.number << 24 | spot.point)
         except Unchecked as why:
             self.unchecked(place.path, str(why))
-        self.waiting.order += 1
+        waiting.begin += 1
         self._sent[id(tensor)] = (weakref.ref(tensor), version, spot)
 
-    def _wait(
-        self, scanner: "Any", place: "Place", spot: "Spot", tensor: "Any", form: "Format", version: "Optional[int]"
-    ) -> None:
-        items, address = tensor.numel(), tensor.data_ptr()
-        strided = bool(address % 16) or not tensor.is_contiguous()  # it is read 16 bytes at a time
-        group = self.waiting.group(form, strided)
-        wide = scanner.is_wide(items, form, strided)
-        if strided:
-            try:
-                shape = scanner.shape_of(tensor)
-            except Unchecked as why:
-                self.unchecked(place.path, str(why))
-                return
-            (group.wide_shapes if wide else group.narrow_shapes).extend(shape)
-        spot.shape, spot.dtype = None if strided else tensor.shape, tensor.dtype
-        spot.items, spot.nbytes, spot.tag = items, items * form.item_bytes, form.number << 24 | spot.point
-        spot.laid_out = records.form_of(tensor, items) | records.LATER
-        spot.rows = group.wide if wide else group.narrow
-        known = self.waiting.seen.get(id(tensor))
-        if known is not None:
-            self.waiting.changed(known)
-        if self.waiting.append(spot, tensor, version, address):
-            self.flush()
-
-    def _before(self, tensor: "Any", version: "Optional[int]") -> "Optional[Spot]":
-        """Whose tensor it is, if it was seen in this step and not written to since."""
-        waits = self.waiting.seen.get(id(tensor))
-        if waits is not None:
-            return waits[1] if waits[2] == version else None
+    def sent(self, tensor: "Any", version: "Optional[int]") -> "Optional[Spot]":
+        """Whose tensor it is, if it was scanned in this step and not written to since."""
         sent = self._sent.get(id(tensor))
         return sent[2] if sent is not None and sent[0]() is tensor and sent[1] == version else None
 
     def flush(self, ends: bool = False) -> None:
         """Scan what waits; ``ends``: nothing more comes in this step."""
-        waiting = self.waiting
-        held = waiting.held
+        waiting, others = self.waiting, []
+        if waiting.tensors:
+            try:
+                scanner = self.quick[waiting.device]
+                plan = self._batches.plan(waiting, scanner)
+                scanner.scan(plan.launches, waiting.stream)
+                if self.launched is not None:
+                    self.launched(waiting.device, held(plan, waiting), waiting.stream)
+                others = [(waiting.spots[at], waiting.tensors[at]) for at in plan.others]
+                if not ends:
+                    self._remember(waiting)
+            finally:
+                waiting.clear()
+            for spot, tensor in others:
+                self.see(spot.place, spot.index, tensor)
         if ends:
             self._sent.clear()
-        if not held:
-            return
-        try:
-            for each in () if ends and waiting.inference else held:
-                tensor, spot, version, _ = each
-                if version is not None and tensor._version != version:
-                    waiting.changed(each)
-                if not ends and sys.getrefcount(tensor) > _OWN_REFERENCES:  # others may hand it on
-                    self._sent[id(tensor)] = (weakref.ref(tensor), version, spot)
-            self.quick[waiting.device].scan([each for each in waiting.groups.values() if each], waiting.stream)
-            if self.launched is not None:
-                self.launched(waiting.device, held, waiting.stream)
-        finally:
-            waiting.clear()
+            if others:
+                self.flush(ends=True)
+
+    def _remember(self, waiting: Waiting) -> None:
+        """Those of what was scanned that others hold, too, and may hand on."""
+        versions = waiting.versions or [None] * len(waiting.tensors)
+        for tensor, spot, version in zip(waiting.tensors, waiting.spots, versions):  # noqa: B905 (Python 3.9)
+            if sys.getrefcount(tensor) > _OWN_REFERENCES and self.sent(tensor, version) is None:
+                self._sent[id(tensor)] = (weakref.ref(tensor), version, spot)
 
     def _version(self, tensor: "Any") -> "Optional[int]":
         return None if tensor.is_inference() else tensor._version
@@ -217,18 +200,20 @@ class Looks:
             place.spots.append(NEW)
         spot = place.spots[index]
         if spot is NEW:
-            spot = place.spots[index] = Spot(min(self._points_count, POINTS_MAX))
+            spot = place.spots[index] = Spot(place, index, min(self._points_count, POINTS_MAX))
             self._points_count += 1
             self.places[spot.point] = place
             self._points.append([spot.point, place.root, place.path, place.class_name, place.role, index, -1])
         return spot
 
-    def _note_same(self, place: "Place", index: int, spot: "Spot", other: "Spot") -> None:
+    def note_same(self, spot: "Spot", other: "Spot") -> None:
+        """Note whose tensor this one handed on."""
+        place = spot.place
         spot.same_as = other
-        if (index, other.point) not in place.same:
-            place.same.add((index, other.point))
+        if (spot.index, other.point) not in place.same:
+            place.same.add((spot.index, other.point))
             names = [place.root, place.path, place.class_name, place.role]
-            self._points.append([spot.point, *names, index, other.point])
+            self._points.append([spot.point, *names, spot.index, other.point])
 
     def unchecked(self, path: str, reason: str) -> None:
         """Note that something of this module is not scanned, and why."""

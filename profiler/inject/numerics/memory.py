@@ -92,13 +92,13 @@ class Memory:
         self._finished[row : row + count] = self._busy[:count]
         return row
 
-    def fill(self, row: int, words: "list[int]", shapes: "list[int]") -> None:
+    def fill(self, row: int, words: "array[int]", shapes: "array[int]") -> None:
         """Write rows of the table from ``row`` on, and their shapes, where they have some."""
         begin = row * self._table_words
-        self._table[begin : begin + len(words)] = array("q", words)
+        self._table[begin : begin + len(words)] = words
         if shapes:
             begin = row * self._shape_words
-            self._shapes[begin : begin + len(shapes)] = array("q", shapes)
+            self._shapes[begin : begin + len(shapes)] = shapes
 
     def drain(self, take: "Callable[[memoryview], object]", all_of_it: bool = False) -> None:
         """Hand over new records in one or two pieces: those that were there at the last look already, or all."""

@@ -52,19 +52,18 @@ class OutputHook(Hook):
         """What torch calls."""
         numerics = self._numerics
         if numerics.thread == get_ident():
-            numerics.gave(self._root, self._place, module, args, output)
+            numerics.gave(self._root, self._place, (module, *args), output)
 
 
-def giver(numerics: "Numerics") -> "Callable[[Root, Place, Any, tuple[Any, ...], Any], None]":
-    """What is called with all that a module gave: the short way for outputs that are as the last time."""
-    looks = numerics.looks
-    plain, waits = looks.tensor, looks.waits
+def giver(numerics: "Numerics") -> "Callable[[Root, Place, tuple[Any, ...], Any], None]":
+    """What is called with all that a module gave, and the arguments of the call: the module is the first."""
+    waits, plain = numerics.waits, numerics.looks.tensor
 
-    def gave(root: "Root", place: "Place", module: "Any", args: "tuple[Any, ...]", output: "Any") -> None:
+    def gave(root: "Root", place: "Place", args: "tuple[Any, ...]", output: "Any") -> None:
         try:
             if type(output) is plain:
                 if not waits(place.spots[0], args, output):
-                    numerics.output(root, place, module, args, 0, output)
+                    numerics.output(root, place, args[0], args[1:], 0, output)
                 return
             if type(output) is tuple and len(output) == len(place.spots):
                 for each in output:
@@ -73,9 +72,9 @@ def giver(numerics: "Numerics") -> "Callable[[Root, Place, Any, tuple[Any, ...],
                 else:
                     for index, each in enumerate(output):
                         if not waits(place.spots[index], args, each):
-                            numerics.output(root, place, module, args, index, each)
+                            numerics.output(root, place, args[0], args[1:], index, each)
                     return
-            numerics.outputs(root, place, module, args, output)
+            numerics.outputs(root, place, args[0], args[1:], output)
         except Exception as error:
             numerics.fault(error)
 

@@ -15,8 +15,8 @@ import sys
 from . import formats, records
 from .bad_triton import bad
 from .keep_triton import note_bad
+from .scanner import ROW_WORDS
 from .tiles_triton import DIMENSIONS, NIBBLES, NONE, UNSIGNED, extremes
-from .waiting import ROW_WORDS
 
 triton = sys.modules["triton"]
 tl = sys.modules["triton.language"]

@@ -1,12 +1,12 @@
 """The scanner of a GPU: rows of the table, and the launches of the kernels that scan them."""
 
 import warnings
+from array import array
 
 from . import records, scan_torch
 from .formats import FORMATS
 from .launcher import launcher_for
 from .memory import RING_RECORDS, memory_for
-from .waiting import ROW_WORDS, Group
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from .formats import Format
     from .launcher import Launcher
 
+#: Of a row of the table: address, items, order << 32 | format << 24 | point, how it lies and when it is scanned.
+ROW_WORDS = 4
+_ITEMS = 1
+
 #: Parts of a tensor that one program takes by itself; programs that share a larger one, and those of one launch.
 NARROW_PARTS = 4
 SHARE_MAX = 1056
@@ -25,6 +29,17 @@ PROGRAMS = 2112
 
 class Unchecked(Exception):
     """This tensor cannot be scanned; the text says why."""
+
+
+class Launch:
+    """Rows of the table, those of tensors that programs share first; of strided ones sizes and strides, too."""
+
+    __slots__ = ("form", "largest", "rows", "shapes", "strided", "wide")
+
+    def __init__(self, form: "Format", strided: bool, wide: int, rows: "list[int]", shapes: "list[int]") -> None:
+        self.form, self.strided, self.wide = form, strided, wide
+        self.rows, self.shapes = array("q", rows), array("q", shapes)
+        self.largest = max(rows[_ITEMS::ROW_WORDS])  # items
 
 
 def merged(tensor: "Any", dimensions: int) -> "list[int]":
@@ -117,51 +132,46 @@ class TritonScanner:
         """Scan one tensor in a launch of its own. Raises Unchecked."""
         items, address = tensor.numel(), tensor.data_ptr()
         strided = bool(address % 16) or not tensor.is_contiguous()  # it is read 16 bytes at a time
-        group = Group(form, strided)
-        wide = self.is_wide(items, form, strided)
-        rows, shapes = (group.wide, group.wide_shapes) if wide else (group.narrow, group.narrow_shapes)
-        rows += (address, items, tag, records.form_of(tensor, items) | scanned)
-        if strided:
-            shapes += self.shape_of(tensor)
-        self.scan([group], self.stream_of(self.index))
+        row = [address, items, tag, records.form_of(tensor, items) | scanned]
+        shape = self.shape_of(tensor) if strided else []
+        self.scan([Launch(form, strided, self.is_wide(items, form, strided), row, shape)], self.stream_of(self.index))
 
-    def scan(self, groups: "list[Group]", stream: int) -> None:
-        """Scan what waited on a stream, a launch for each group."""
+    def scan(self, launches: "list[Launch]", stream: int) -> None:
+        """Launch scans of what a stream has made."""
         cuda = self._torch.cuda
         if self._on_gpu and cuda.current_device() != self.index:
             with cuda.device(self.index):
-                self._launch(groups, stream)
+                self._scan(launches, stream)
         else:
-            self._launch(groups, stream)
+            self._scan(launches, stream)
 
-    def _launch(self, groups: "list[Group]", stream: int) -> None:
-        capturing = self.capturing()
-        for group in groups:
-            count = (len(group.wide) + len(group.narrow)) // ROW_WORDS
-            key = group.form.number, group.strided
+    def _scan(self, launches: "list[Launch]", stream: int) -> None:
+        capturing, memory = self.capturing(), self.memory
+        for each in launches:
+            count, key = len(each.rows) // ROW_WORDS, (each.form.number, each.strided)
             if capturing and key not in self._ready:  # compiled and loaded then, the kernel might end the capture
                 self.unready += count
                 continue
-            memory = self.memory
             row = memory.reserve(count, capturing)
             if row < 0:
                 self.lost += count
                 continue
-            memory.fill(row, group.wide + group.narrow, group.wide_shapes + group.narrow_shapes)
-            wide, share = len(group.wide) // ROW_WORDS, self._share(group)
+            memory.fill(row, each.rows, each.shapes)
+            share = self._share(each)
             # A graph begins one step each time; what was begun before and never scanned is counted by the next launch.
             steps = min(self._steps_due, 1) if capturing else self._steps_due
             every, now = self.every if capturing else 1, 0 if self._on_gpu else self.now()
-            self._start(key, group.form, count + wide * (share - 1), stream, (row, wide, share, steps, every, now))
+            numbers = (row, each.wide, share, steps, every, now)
+            self._start(key, each.form, count + each.wide * (share - 1), stream, numbers)
             self._steps_due -= steps
             self.launches += 1
 
-    def _share(self, group: "Group") -> int:
+    def _share(self, launch: Launch) -> int:
         """Programs for each of the tensors that share: two parts or more for each of the largest."""
-        if not group.wide:
+        if not launch.wide:
             return 1
-        parts: int = -(-max(group.wide[1::ROW_WORDS]) // self._kernels.part_items(group.form, group.strided))
-        return min(SHARE_MAX, max(PROGRAMS * ROW_WORDS // len(group.wide), 1), (parts + 1) // 2)
+        parts: int = -(-launch.largest // self._kernels.part_items(launch.form, launch.strided))
+        return min(SHARE_MAX, max(PROGRAMS // launch.wide, 1), (parts + 1) // 2)
 
     def _start(
         self, key: "tuple[int, bool]", form: "Format", programs: int, stream: int, numbers: "tuple[int, ...]"

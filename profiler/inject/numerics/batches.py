@@ -1,0 +1,163 @@
+"""What is launched for tensors that waited: rows of the scanners' table, and which of them are the same.
+
+A program does the same step after step. So what became of a batch is kept, with all that it depended on: shapes,
+dtypes, how the tensors lie, which of them were written to, which are one and the same. Where all that is as the last
+time, which loops in C find out, only addresses are new.
+"""
+
+import operator
+from array import array
+from functools import reduce
+
+from . import records
+from .scanner import ROW_WORDS, Launch, Unchecked
+
+TYPE_CHECKING = False  # importing typing would cost the program a millisecond
+if TYPE_CHECKING:
+    from typing import Any, Optional
+
+    from .looks import Looks
+    from .scanner import TritonScanner
+    from .waiting import Spot, Waiting
+
+#: Tensors in all batches that are kept.
+_KEPT_MAX = 16384
+
+_ALIGNED = 15  # tensors are read 16 bytes at a time
+
+_shape, _dtype, _version = (operator.attrgetter(name) for name in ("shape", "dtype", "_version"))
+
+
+class Plan:
+    """What became of a batch, and all that it depended on."""
+
+    def __init__(self, waiting: "Waiting") -> None:
+        self.begin, self.spots = waiting.begin, waiting.spots[:]
+        self.shapes: list[Any] = []
+        self.dtypes: list[Any] = []
+        self.same: list[tuple[int, int]] = []  # tensors that are an earlier one of the batch
+        self.sent: list[tuple[int, Spot]] = []  # and those of an earlier batch
+        self.launches: list[Launch] = []
+        self.scanned: list[list[int]] = []  # for each launch its tensors
+        self.others: list[int] = []  # tensors of another device
+        self.lasting = True
+
+
+class Batches:
+    """Of one watch."""
+
+    def __init__(self, looks: "Looks") -> None:
+        self._looks = looks
+        tensor = looks.tensor
+        self._address, self._device, self._packed = tensor.data_ptr, tensor.get_device, tensor.is_contiguous
+        self._plans: dict[Any, Plan] = {}  # by the first spot and the first shape
+        self._kept = 0
+
+    def plan(self, waiting: "Waiting", scanner: "TritonScanner") -> Plan:
+        """What is to be launched for what waits."""
+        key = waiting.spots[0], waiting.tensors[0].shape
+        plan = self._plans.get(key)
+        if plan is not None and self._fits(plan, waiting):
+            return plan
+        made = self._made(waiting, scanner)
+        if made.lasting:
+            self._kept += len(made.spots) - (len(plan.spots) if plan is not None else 0)
+            if self._kept > _KEPT_MAX:
+                self._plans.clear()
+                self._kept = len(made.spots)
+            self._plans[key] = made
+        return made
+
+    def _fits(self, plan: Plan, waiting: "Waiting") -> bool:
+        """Whether all is as the last time; then the addresses in the plan are those of now."""
+        tensors = waiting.tensors
+        if (
+            waiting.begin != plan.begin
+            or waiting.spots != plan.spots
+            or list(map(_shape, tensors)) != plan.shapes
+            or list(map(_dtype, tensors)) != plan.dtypes
+            or not all(map(self._packed, tensors))
+            or set(map(self._device, tensors)) != {waiting.device}
+        ):
+            return False
+        if not waiting.inference and (None in waiting.versions or list(map(_version, tensors)) != waiting.versions):
+            return False
+        for at, earlier in plan.same:
+            if tensors[at] is not tensors[earlier]:
+                return False
+        for at, spot in plan.sent:
+            if self._looks.sent(tensors[at], waiting.versions[at] if waiting.versions else None) is not spot:
+                return False
+        addresses = list(map(self._address, tensors))
+        if reduce(operator.or_, addresses) & _ALIGNED:
+            return False
+        for launch, scanned in zip(plan.launches, plan.scanned):  # noqa: B905 (Python 3.9)
+            launch.rows[::ROW_WORDS] = array("q", [addresses[at] for at in scanned])
+        return True
+
+    def _made(self, waiting: "Waiting", scanner: "TritonScanner") -> Plan:
+        plan, looks, tensors = Plan(waiting), self._looks, waiting.tensors
+        versions = waiting.versions or [None] * len(tensors)
+        seen: dict[int, int] = {}
+        changed: set[int] = set()
+        groups: dict[tuple[int, bool], list[tuple[bool, int, list[int], list[int]]]] = {}
+        forms = {}
+        for at, (spot, tensor, version) in enumerate(zip(waiting.spots, tensors, versions)):  # noqa: B905
+            place, earlier = spot.place, seen.get(id(tensor))
+            if earlier is not None:
+                if versions[earlier] == version and not place.writes_input:
+                    looks.note_same(spot, waiting.spots[earlier])
+                    plan.same.append((at, earlier))
+                    continue
+                changed.add(earlier)
+            other = looks.sent(tensor, version)
+            if other is not None and not place.writes_input:
+                looks.note_same(spot, other)
+                plan.sent.append((at, other))
+                continue
+            seen[id(tensor)] = at
+            form = looks.form(place, tensor)
+            if form is None or tensor.get_device() != waiting.device:
+                plan.lasting = False
+                if form is not None:
+                    plan.others.append(at)
+                continue
+            if version is not None and tensor._version != version:
+                changed.add(at)
+            items, address = tensor.numel(), tensor.data_ptr()
+            strided = bool(address & _ALIGNED) or not tensor.is_contiguous()
+            try:
+                shape = scanner.shape_of(tensor) if strided else []
+            except Unchecked as why:
+                looks.unchecked(place.path, str(why))
+                plan.lasting = False
+                continue
+            tag = (waiting.begin + at) << 32 | form.number << 24 | spot.point
+            row = [address, items, tag, records.form_of(tensor, items)]
+            forms[form.number] = form
+            own = groups.setdefault((form.number, strided), [])
+            own.append((scanner.is_wide(items, form, strided), at, row, shape))
+            plan.lasting = plan.lasting and not strided
+        plan.lasting = plan.lasting and not changed
+        for (number, strided), own in groups.items():
+            own.sort(key=lambda one: not one[0])
+            for _, at, row, _ in own:
+                row[-1] |= records.CHANGED if at in changed else records.LATER
+            rows = [word for _, _, row, _ in own for word in row]
+            shapes = [word for _, _, _, shape in own for word in shape]
+            plan.launches.append(Launch(forms[number], strided, sum(one[0] for one in own), rows, shapes))
+            plan.scanned.append([at for _, at, _, _ in own])
+        if plan.lasting:
+            plan.shapes, plan.dtypes = list(map(_shape, tensors)), list(map(_dtype, tensors))
+        return plan
+
+
+def held(plan: Plan, waiting: "Waiting") -> "list[tuple[Any, Spot, Optional[int], int]]":
+    """(tensor, spot, version, tag) of those that were scanned, in order."""
+    rows = []
+    for launch, scanned in zip(plan.launches, plan.scanned):  # noqa: B905 (Python 3.9)
+        for at, tag in zip(scanned, launch.rows[2::ROW_WORDS]):  # noqa: B905
+            version = waiting.versions[at] if waiting.versions else None
+            rows.append((waiting.tensors[at], waiting.spots[at], version, tag))
+    rows.sort(key=lambda row: row[3] >> 32)
+    return rows
