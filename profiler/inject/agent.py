@@ -32,6 +32,7 @@ from .spool import Spool
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Protocol
 
     from .attribution import Attribution
@@ -213,7 +214,7 @@ class Agent:
             self._enter("stopped", _ENDED)
         except Exception as error:
             self.fault("finish", error)
-        if self._numerics is not None:  # now that nothing is recorded any more
+        if self._numerics is not None:  # in children that leave past atexit; nothing is recorded any more
             self._numerics.tell_operator()
         self.spool.event(ev="finished", cost_ns=Clock.perf_counter_ns() - began)
 
@@ -482,6 +483,15 @@ class Agent:
         """Scan a tensor that the program names."""
         if self._numerics is not None:
             self._numerics.look_at(name, tensor, role, dtype, scale, zero_point)
+
+    def aside(self, work: Callable[[], None]) -> None:
+        """Do something on the GPU that is not the program's: it is not recorded."""
+        before = self._conditions.get("off")
+        self.set_condition("off", "a module is run again")
+        try:
+            work()
+        finally:
+            self.set_condition("off", before)
 
     def _each_part(self, what: str) -> None:
         for part in self._parts:

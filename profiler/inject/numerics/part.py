@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 
 from .. import ENV_CONTROL
 from ..captures import Captures
-from ..events import Clock, SignalsHeld, above_standard
+from ..events import Clock, RLock, SignalsHeld, above_standard
 from . import records
 from .watch import Numerics
 
@@ -44,6 +45,7 @@ class NumericsPart:
         self._began = self._looked = Clock.monotonic()
         self._supervisor = os.environ.get(ENV_CONTROL, "")
         self._bytes = 0
+        self._drains = RLock()
         self._over = False
 
     def start(self) -> None:
@@ -75,6 +77,8 @@ class NumericsPart:
         numerics.after_step = self._after_step
         self._captures = Captures(numerics.capture_began, numerics.capture_ends, numerics.capture_comes)
         self._captures.put_in()
+        # Before torch's own, which takes the operators that are written in Python away.
+        atexit.register(self._at_exit)
 
     def _search(self) -> None:
         """Hear of models of any class, for some steps."""
@@ -172,8 +176,18 @@ class NumericsPart:
         losses = {reason: count for reason, count in self._numerics.losses().items() if count}
         self._say(ev="numerics_ended", losses=losses)
 
+    def _at_exit(self) -> None:
+        """The program has ended, but for what it does at exit itself."""
+        if self._numerics is None or self._agent.inherited:
+            return
+        with SignalsHeld():
+            if not self._over:
+                self._drain(all_of_it=True)
+            if self._numerics.keeper.key is not None:
+                self._agent.aside(self.tell_operator)
+
     def tell_operator(self) -> None:
-        """Run the module that gave the first bad value again, and tell of the operator: the program is about to end."""
+        """Run the module that gave the first bad value again, once, and tell of the operator."""
         if self._numerics is None:
             return
         try:
@@ -224,7 +238,8 @@ class NumericsPart:
     def _drain(self, all_of_it: bool) -> None:
         assert self._numerics is not None
         try:
-            self._numerics.drain(self._write, all_of_it)
+            with self._drains:
+                self._numerics.drain(self._write, all_of_it)
         except Exception as error:  # of ours: the rest of the recording goes on
             self._over = True
             self._numerics.fault(error)

@@ -82,15 +82,15 @@ def record(module: "Any", args: "Any", kwargs: "Any", around: "Callable[[], Any]
     torch = sys.modules["torch"]
     if torch.nn.modules.module._has_any_global_hook():
         raise Refused("hooks of all modules are there")
-    mode = _fake_mode()
     tape = Tape()
-    recorder = _Recorder(torch, mode, tape, deadline_ns)
-    mirror = Mirror(recorder.fake, modules=True)
-    with torch.inference_mode(False), torch.no_grad():
+    with _Quiet(torch), torch.inference_mode(False), torch.no_grad():
+        mode = _fake_mode()
+        recorder = _Recorder(torch, mode, tape, deadline_ns)
+        mirror = Mirror(recorder.fake, modules=True)
         copy = mirror.of(module)
         args, kwargs = mirror.of(args), mirror.of(kwargs)
         try:
-            with _Quiet(torch), around(), mode, recorder.functions, recorder.operators:
+            with around(), mode, recorder.functions, recorder.operators:
                 given = copy(*args, **kwargs)
             tape.outputs = [recorder.slots[id(each)] for each in _tensors(torch, given) if id(each) in recorder.slots]
         except Stopped as why:
