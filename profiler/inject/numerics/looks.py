@@ -55,6 +55,7 @@ class Looks:
         self._forms: dict[Any, Format] = {
             getattr(torch, name): form for name, form in FORMATS.items() if hasattr(torch, name) and name != "int4"
         }
+        self._steps = 0  # so far
         self.scanners: dict[Any, Any] = {}  # by device
         self.quick: dict[int, Any] = {}  # those for which tensors may wait, by what ``Tensor.get_device`` says
         self.waiting = Waiting()
@@ -72,6 +73,7 @@ class Looks:
     def begin(self) -> None:
         """A step begins; what waits of one that never ended is given up."""
         self.drop()
+        self._steps += 1
         self.waiting.begin = 0
         self.waiting.inference = self._torch.is_inference_mode_enabled()
         for scanner in self.scanners.values():
@@ -99,7 +101,7 @@ class Looks:
         if form is None or scanner is None:
             return
         number = tensor.get_device()
-        if not place.dtype and self.quick.get(number) is scanner:
+        if not place.dtype and number in self.quick:
             if not waiting.is_of(number):
                 self.flush()
                 waiting.turn_to(number, scanner.stream_of)
@@ -185,7 +187,7 @@ class Looks:
         scanner = scanner_for(device, Clock, lambda text: self._say(ev="note", text=text))
         scanner.every = self._every
         scanner.saw_bad = self.saw_bad
-        scanner.begin()
+        scanner.begin(max(self._steps, 1))  # devices number steps alike, whenever they are used first
         self.scanners[device] = scanner
         if hasattr(scanner, "stream_of"):
             self.quick[-1 if device.type == "cpu" else device.index] = scanner

@@ -83,9 +83,9 @@ class TritonScanner:
         if memory is not None:
             memory.idle = True
 
-    def begin(self) -> None:
-        """A step begins."""
-        self._steps_due += 1
+    def begin(self, steps: int = 1) -> None:
+        """So many steps have begun."""
+        self._steps_due += steps
 
     def prove(self) -> None:
         """Compile, scan a tensor whose statistics are known, and see that the record comes. Raises what goes wrong.

@@ -40,9 +40,9 @@ class TorchScanner:
         self.lost = self.unready = 0
         self.saw_bad: Callable[..., None] = lambda *_, **__: None
 
-    def begin(self) -> None:
-        """A step begins."""
-        self._step += 1
+    def begin(self, steps: int = 1) -> None:
+        """So many steps have begun."""
+        self._step += steps
 
     def capturing(self) -> bool:
         """Whether launches are captured instead of run."""

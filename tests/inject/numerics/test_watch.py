@@ -285,6 +285,14 @@ def test_gradients_are_seen_in_the_order_of_the_backward_pass(way: str) -> None:
     assert found[1, "2"] == (None, 6)
 
 
+def test_a_device_that_is_used_late_numbers_steps_as_the_others_do(way: str) -> None:
+    model = nn.Sequential(Scaled(1.0))
+    with spikeprof.watch(model) as watched:
+        for device in ("meta", "meta", "cpu", "cpu"):  # nothing can be scanned on the first
+            model(torch.ones(1, device=device))
+    assert [row["step"] for row in watched.stats()] == [2, 3]
+
+
 def test_a_tensor_that_no_module_gives_can_be_looked_at(way: str) -> None:
     pages = torch.tensor([0x00, 0xF1, 0x2F], dtype=torch.uint8)
     model = nn.Sequential(Scaled(1.0))
