@@ -84,6 +84,7 @@ def _check(q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> None:
     check(positions.dtype in integers, f"positions is {positions.dtype}: it can be torch.int32, torch.int64")
     check_shape("table", table, (None, q.shape[2]))
     check(table.dtype == torch.float32, f"table is {table.dtype}: it must be torch.float32")
+    check(len(table) > 0, "table has no rows: it holds the angles of no position")
     check(table.is_contiguous(), f"table has strides {list(table.stride())}: it must be contiguous")
     for name, tensor in (("positions", positions), ("table", table)):
         check(tensor.device == q.device, f"{name} is on {tensor.device}, q on {q.device}")

@@ -46,12 +46,13 @@ def rotary_kernel(q, k, positions, table, q_out, k_out,
         head -= q_blocks * HEADS
         first, second = _halves(k + token * k_token_stride, k_head_stride, head, kv_heads, HALF, WIDTH)
     position = tl.load(positions + token * position_stride).to(tl.int64)
+    inside = min(max(position, 0), positions_count - 1)
     channel = tl.arange(0, WIDTH)
-    place = position + channel * 0  # a block: the interpreter takes no mask that is made of scalars
-    known = (channel < HALF) & (place >= 0) & (place < positions_count)
-    angle = table + position * (2 * HALF) + channel
-    cos = tl.load(angle, mask=known, other=float("nan"))[None, :]
-    sin = tl.load(angle + HALF, mask=known, other=float("nan"))[None, :]
+    angle = table + inside * (2 * HALF) + channel
+    # Every head and, mostly, every sequence reads the same ones.
+    cos, sin = _angles(angle, channel, HALF, WIDTH), _angles(angle + HALF, channel, HALF, WIDTH)
+    known = channel * 0 + position == channel * 0 + inside  # a block: the interpreter takes no mask made of scalars
+    cos, sin = tl.where(known, cos, float("nan"))[None, :], tl.where(known, sin, float("nan"))[None, :]
     low, high = first * cos - second * sin, second * cos + first * sin
     if block < q_blocks:
         _store(q_out + token * heads * (2 * HALF), low, high, head, heads, HALF, WIDTH)
@@ -60,19 +61,36 @@ def rotary_kernel(q, k, positions, table, q_out, k_out,
 
 
 @triton.jit
+def _angles(place, channel, HALF: tl.constexpr, WIDTH: tl.constexpr):
+    if HALF == WIDTH:
+        angles = tl.load(place, eviction_policy="evict_last")
+    else:
+        angles = tl.load(place, mask=channel < HALF, other=0.0, eviction_policy="evict_last")
+    return angles
+
+
+@triton.jit
 def _halves(source, head_stride, head, heads, HALF: tl.constexpr, WIDTH: tl.constexpr):
     """Both halves of some heads of one token, in float32."""
     channel = tl.arange(0, WIDTH)[None, :]
-    mask = (head < heads)[:, None] & (channel < HALF)
+    mask = _mask(head, heads, channel, HALF, WIDTH)
     place = source + head[:, None] * head_stride + channel
     first = tl.load(place, mask=mask, other=0.0).to(tl.float32)
     return first, tl.load(place + HALF, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
+def _mask(head, heads, channel, HALF: tl.constexpr, WIDTH: tl.constexpr):
+    mask = (head < heads)[:, None]
+    if HALF != WIDTH:
+        mask = mask & (channel < HALF)
+    return mask
+
+
+@triton.jit
 def _store(target, low, high, head, heads, HALF: tl.constexpr, WIDTH: tl.constexpr):
     channel = tl.arange(0, WIDTH)[None, :]
-    mask = (head < heads)[:, None] & (channel < HALF)
+    mask = _mask(head, heads, channel, HALF, WIDTH)
     place = target + head[:, None] * (2 * HALF) + channel
     tl.store(place, low.to(target.dtype.element_ty), mask=mask)
     tl.store(place + HALF, high.to(target.dtype.element_ty), mask=mask)

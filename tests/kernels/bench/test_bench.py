@@ -187,10 +187,8 @@ def test_names_choose_cases():
         cases(CPU, True, ["conv"])
 
 
-def test_quick_on_the_cpu_is_right_and_quick(capsys):
-    began = time.perf_counter()
+def test_quick_on_the_cpu_is_right(capsys):
     assert main(["--quick", "--device", "cpu", "--json", "-"]) == 0
-    assert time.perf_counter() - began < 10
     shown = capsys.readouterr()
     assert max(map(len, shown.err.splitlines())) <= 80
     values = json.loads(shown.out)

@@ -202,6 +202,7 @@ def test_a_position_that_the_table_lacks_is_not_hidden(device_path):
         ({"positions": torch.zeros(3).long()}, r"positions has shape \[3\], \[2\] is wanted"),
         ({"positions": torch.zeros(2)}, "positions is torch.float32: it can be torch.int32, torch.int64"),
         ({"table": torch.zeros(4, 6)}, r"table has shape \[4, 6\], \[any, 8\] is wanted"),
+        ({"table": torch.zeros(0, 8)}, "table has no rows"),
         ({"table": torch.zeros(4, 8).double()}, "table is torch.float64: it must be torch.float32"),
     ],
 )
