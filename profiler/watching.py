@@ -21,8 +21,7 @@ from typing import Any
 
 from spikeprof.profiler.inject.captures import Captures
 from spikeprof.profiler.inject.numerics import records
-from spikeprof.profiler.inject.numerics.formats import BY_NUMBER, FLOAT, FORMATS, NIBBLES, SIGNED
-from spikeprof.profiler.inject.numerics.scales import real_amax
+from spikeprof.profiler.inject.numerics.formats import BY_NUMBER, NIBBLES
 from spikeprof.profiler.inject.numerics.watch import ROLES, Numerics
 
 #: Scans that are kept where nobody records; older ones give way.
@@ -89,10 +88,7 @@ class Watch:
         Waits for the GPU. ``t_ns`` is the time of the device's clock, ``amax_value`` and ``smallest_value`` are None
         where there is none.
         """
-        torch = sys.modules.get("torch")
-        if self._numerics is not None and torch is not None and torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-        self._drain(all_of_it=True)
+        self._drain_all()
         every = [_WORDS.unpack(record) for record in self._records]
         every.sort(key=lambda words: (words[records.STEP], words[records.TAG] >> 32))
         whole = [words for words in every if records.is_whole(words)]
@@ -110,7 +106,7 @@ class Watch:
         """
         if self._numerics is None:
             return None
-        self.collect()
+        self._drain_all()
         return self._numerics.bisect()
 
     @property
@@ -130,6 +126,12 @@ class Watch:
             self._numerics.close()
         if self._captures is not None:
             self._captures.take_out()
+
+    def _drain_all(self) -> None:
+        torch = sys.modules.get("torch")
+        if self._numerics is not None and torch is not None and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        self._drain(all_of_it=True)
 
     def _drain(self, *, all_of_it: bool) -> None:
         if self._numerics is not None:
@@ -155,16 +157,13 @@ class Watch:
         for row, point in zip(rows, points, strict=True):
             scans.setdefault(point, []).append(row)
         for row, point in zip(rows, points, strict=True):
-            source, number, zero, dtype, reaches = self._scales.get(point, (-1, None, 0.0, "", 0))
-            if source >= 0:
-                own = scans.get(source) or scans.get(self._same.get(source, -1), [])
-                at = bisect_left(own, _place(row), key=_place)
-                at -= at == len(own) or own[at]["step"] != row["step"]
-                number = own[at]["amax_value"] if at >= 0 else None
-            amax = row["amax_value"]
-            known = number is not None and (amax is not None or reaches)
-            signed = FORMATS[row["dtype"]].kind in (FLOAT, SIGNED)
-            row["real_amax_value"] = (number if reaches else real_amax(amax, number, zero, signed)) if known else None
+            source, dtype, reaches = self._scales.get(point, (-1, "", 0))
+            own = scans.get(source) or scans.get(self._same.get(source, -1), [])
+            at = bisect_left(own, _place(row), key=_place)
+            at -= at == len(own) or own[at]["step"] != row["step"]
+            size, amax = own[at]["amax_value"] if at >= 0 else None, row["amax_value"]
+            known = size is not None and (reaches or amax is not None)
+            row["real_amax_value"] = (size if reaches else size * amax) if known else None
             row["real_dtype"] = dtype
         return rows
 

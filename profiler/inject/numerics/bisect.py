@@ -8,7 +8,6 @@ import importlib
 import sys
 from contextlib import nullcontext
 
-from ..events import Clock
 from .mirror import Refused
 from .rerun import INPUTS_MAX, Rerun, look_at, shown
 from .tape import record
@@ -38,13 +37,12 @@ def bisect(module: "Any", kept: Input) -> "dict[str, Any]":
 
     ``taken`` is what was kept, where it came to that.
     """
-    deadline = Clock.perf_counter_ns() + int(SECONDS_MAX * 1e9)
     taken: list[Any] = []
     try:
         with _RandomNumbers(kept.tensors):
             taken += _statistics(kept.tensors)
-            tape = record(module, kept.args, kept.kwargs, lambda: _autocast(kept.autocast), deadline)
-            run = Rerun(tape, kept.tensors, deadline)
+            tape = record(module, kept.args, kept.kwargs, lambda: _autocast(kept.autocast), SECONDS_MAX)
+            run = Rerun(tape, kept.tensors)
             found = run.run()
     except Refused as why:
         return {"taken": taken, "why_not": "it cannot be run again: %s" % why}

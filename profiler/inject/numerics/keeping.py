@@ -243,6 +243,9 @@ class Keeping:
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()
+        for calls in self._calls.values():
+            for call in calls:
+                call.tensors.clear()
         self._calls.clear()
         self._held_bytes = 0
 
@@ -250,7 +253,8 @@ class Keeping:
         numerics = self._numerics
         if numerics.thread != get_ident():
             return
-        call = Call(key[1], numerics.looks.waiting.order)
+        waiting = numerics.looks.waiting
+        call = Call(key[1], waiting.begin + len(waiting.tensors))
         try:
             self._hold(call, args, kwargs)
         except Refused as why:

@@ -69,9 +69,9 @@ class Found:
 class Rerun:
     """One run of a tape: once, as what it writes to stays written."""
 
-    def __init__(self, tape: "Tape", inputs: "list[Any]", deadline_ns: int) -> None:
+    def __init__(self, tape: "Tape", inputs: "list[Any]") -> None:
         self._torch = sys.modules["torch"]
-        self._tape, self._deadline = tape, deadline_ns
+        self._tape = tape
         self._kept = {id(each) for each in inputs}
         self._values: dict[int, Any] = {}
         self._looks: dict[int, Look] = {}
@@ -94,7 +94,7 @@ class Rerun:
         with torch.inference_mode(False), torch.no_grad(), self._stream():
             self._give()
             for number, op in enumerate(self._tape.ops):
-                if Clock.perf_counter_ns() > self._deadline:
+                if Clock.perf_counter_ns() > self._tape.deadline_ns:
                     self.stopped = "the end of its time"
                     break
                 if self._held > BYTES_MAX:

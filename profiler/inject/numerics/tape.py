@@ -62,6 +62,7 @@ class Tape:
         self.written: set[int] = set()  # slots in given whose memory some operator writes to
         self.outputs: Any = None  # of the forward, with slots; None where recording stopped before
         self.stopped = ""  # why
+        self.deadline_ns = 0
 
 
 def mapped(change: "Callable[[Any], Any]", value: "Any") -> "Any":
@@ -74,8 +75,10 @@ def mapped(change: "Callable[[Any], Any]", value: "Any") -> "Any":
     return change(value)
 
 
-def record(module: "Any", args: "Any", kwargs: "Any", around: "Callable[[], Any]", deadline_ns: int) -> "Tape":
+def record(module: "Any", args: "Any", kwargs: "Any", around: "Callable[[], Any]", seconds: float) -> "Tape":
     """The tape of ``module(*args, **kwargs)``. ``around`` gives a context for the forward, such as autocast.
+
+    ``seconds`` are those until the tape's deadline, from when torch has loaded what this takes.
 
     Raises Refused where the module, or this torch, is none that can be run so.
     """
@@ -85,7 +88,8 @@ def record(module: "Any", args: "Any", kwargs: "Any", around: "Callable[[], Any]
     tape = Tape()
     with _Quiet(torch), torch.inference_mode(False), torch.no_grad():
         mode = _fake_mode()
-        recorder = _Recorder(torch, mode, tape, deadline_ns)
+        tape.deadline_ns = Clock.perf_counter_ns() + int(seconds * 1e9)
+        recorder = _Recorder(torch, mode, tape)
         mirror = Mirror(recorder.fake, modules=True)
         copy = mirror.of(module)
         args, kwargs = mirror.of(args), mirror.of(kwargs)
@@ -122,10 +126,10 @@ def _tensors(torch: "Any", value: "Any") -> "list[Any]":
 class _Recorder:
     """Sees each operator before the fake mode does."""
 
-    def __init__(self, torch: "Any", mode: "Any", tape: "Tape", deadline_ns: int) -> None:
+    def __init__(self, torch: "Any", mode: "Any", tape: "Tape") -> None:
         import importlib
 
-        self._torch, self._mode, self._tape, self._deadline = torch, mode, tape, deadline_ns
+        self._torch, self._mode, self._tape = torch, mode, tape
         self._fake = importlib.import_module("torch._subclasses.fake_tensor").FakeTensor
         self._inside = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
         self.slots: dict[int, Slot] = {}  # id of a fake tensor -> its slot
@@ -181,7 +185,7 @@ class _Recorder:
             self.stop("an operator of its own, %s%s" % (func._schema.name, self.where()))
         if len(self._tape.ops) >= OPERATORS_MAX:
             self.stop("more than %d operators" % OPERATORS_MAX)
-        if Clock.perf_counter_ns() > self._deadline:
+        if Clock.perf_counter_ns() > self._tape.deadline_ns:
             self.stop("the end of its time")
         tensor = self._torch.Tensor
         args, kwargs = (mapped(lambda each: self.fake(each) if isinstance(each, tensor) else each, value)
