@@ -274,9 +274,7 @@ sys.exit(5)
 """
 
 
-def test_a_run_names_the_operator_and_leaves_the_program_as_it_is(
-    real: Lab, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_names_the_operator_and_leaves_the_program_as_it_is(real: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     run = real.record(ACTIVATE + PROGRAM, numerics_every=1)
     assert run.code == 5
     assert capfd.readouterr().out.splitlines() == [f"call {number}" for number in range(1, 7)]
