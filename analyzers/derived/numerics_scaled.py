@@ -1,8 +1,8 @@
 """Quantised tensors whose scale is known: what their codes stand for at most, against what that is turned into.
 
-The most is the largest code times the largest scale, or, with zero points for each group, as far as the codes of any
-group can reach. Codes fill their format by intention; what they stand for must fit into the format of the scale, to
-which they are turned back, FP16 where the scale is a plain number.
+The most is the largest code times the largest scale, or, with zero points, as far as the codes of any group can reach.
+Codes fill their format by intention; what they stand for must fit into the format of the scale, to which they are
+turned back, FP16 where the scale is a plain number.
 """
 
 from __future__ import annotations

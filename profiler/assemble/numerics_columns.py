@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from spikeprof.profiler.assemble.numerics_scales import real_magnitudes
 from spikeprof.profiler.inject.numerics import records as layout
-from spikeprof.profiler.inject.numerics.formats import BY_NUMBER, FLOAT, NIBBLES, SIGNED, Format
+from spikeprof.profiler.inject.numerics.formats import BY_NUMBER, FLOAT, NIBBLES, Format
 from spikeprof.profiler.schema import TABLES
 
 if TYPE_CHECKING:
@@ -20,9 +20,6 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 SCANNED = ("at_once", "later", "changed")
-
-#: Formats whose magnitudes have lost a sign.
-_SIGNED = [number for number, form in BY_NUMBER.items() if form.kind in (FLOAT, SIGNED)]
 
 
 def columns(rank: int, rows: Ints, told: Numerics, t0_unix_ns: int) -> pa.Table:
@@ -37,7 +34,7 @@ def columns(rank: int, rows: Ints, told: Numerics, t0_unix_ns: int) -> pa.Table:
     numbers, form = np.unique(forms, return_inverse=True)
     amax = _values(statistics["amax"], forms)
     codes = told.scales
-    real = real_magnitudes(rows, amax, np.isin(forms, _SIGNED), codes, told.shared)
+    real = real_magnitudes(rows, amax, codes, told.shared)
     dtypes = [codes[int(point)].dtype if int(point) in codes else "" for point in distinct]
     values = {
         "rank": np.full(len(rows), rank, np.int32),

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from spikeprof.profiler.inject.numerics import records as layout
-from spikeprof.profiler.inject.numerics.scales import real_amax
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -18,29 +17,20 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The scale of one point: another point that is its scan (-1 = none), or a number. ``zero`` is in codes.
-
-    Where ``reaches``, the scan is already of how far the codes can reach.
-    """
+    """The scale of one point: the point that is its scan; where ``reaches``, that is of how far codes can reach."""
 
     source: int
-    number: float
-    zero: float
     dtype: str
     reaches: bool
 
 
 def scale_of(row: list[Any]) -> tuple[int, Scale]:
     """(point, its scale) from a row of the event ``numerics_scales``. Raises ValueError and TypeError."""
-    point, source, number, zero, dtype, reaches = row
-    return int(point), Scale(
-        int(source), float("nan") if number is None else float(number), float(zero), str(dtype), bool(reaches)
-    )
+    point, source, dtype, reaches = row
+    return int(point), Scale(int(source), str(dtype), bool(reaches))
 
 
-def real_magnitudes(
-    rows: Ints, amax: Floats, signed: npt.NDArray[np.bool_], scales: Mapping[int, Scale], same: Mapping[int, int]
-) -> Floats:
+def real_magnitudes(rows: Ints, amax: Floats, scales: Mapping[int, Scale], same: Mapping[int, int]) -> Floats:
     """The most that each scan's elements stand for, NaN where no scale is known.
 
     ``amax`` are values of the records' largest magnitudes, ``same`` points of which only another one is scanned. Of the
@@ -53,13 +43,11 @@ def real_magnitudes(
         own = np.flatnonzero(points == point)
         if not len(own):
             continue
-        size: Any = scale.number
-        if scale.source >= 0:
-            scans = np.flatnonzero(points == scale.source)
-            if not len(scans):
-                scans = np.flatnonzero(points == same.get(scale.source, -1))
-            size = _scanned(when[own], when[scans], amax[scans])
-        real[own] = size if scale.reaches else real_amax(amax[own], size, scale.zero, bool(signed[own[0]]))
+        scans = np.flatnonzero(points == scale.source)
+        if not len(scans):
+            scans = np.flatnonzero(points == same.get(scale.source, -1))
+        size = _scanned(when[own], when[scans], amax[scans])
+        real[own] = size if scale.reaches else size * amax[own]
     return real
 
 

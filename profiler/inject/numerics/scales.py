@@ -1,8 +1,8 @@
 """Scales of quantised tensors: what their codes stand for, at most.
 
-A scale that is a tensor is scanned as codes are: nothing is read from the device for it. With a zero point that is one,
-too, what is scanned is |scale| * max(|zero|, |end - zero|), as far as each group of codes can reach: a few operators on
-tensors of the scale's size.
+A scale is scanned as codes are: nothing is read from the device for it. With a zero point, what is scanned is
+|scale| * max(|zero|, |end - zero|), as far as each group of codes can reach: a few operators on tensors of the scale's
+size.
 """
 
 import sys
@@ -30,37 +30,19 @@ class Scales:
         self._places: dict[int, Place] = {}  # of the scales, by point of the codes
         self._told: dict[int, list[Any]] = {}
 
-    def beside(self, place: "Place", form: "Format", scale: "Any", zero: "Any") -> None:
+    def beside(self, place: "Place", form: "Format", tensor: "Any", scale: "Any", zero: "Any") -> None:
         """The scale of a tensor that was just looked at as ``place``: x = scale * (code - zero), numbers or tensors."""
         looks, point = self._looks, self._looks.point(place)
-        zero = 0 if zero is None else zero
-        reaches = isinstance(zero, looks.tensor)
         real = _name(scale.dtype) if isinstance(scale, looks.tensor) else _DEFAULT
-        if reaches:
-            scale = _reach(form, scale, zero)
-        number, source = None, -1
-        if isinstance(scale, looks.tensor):
-            beside = self._places.get(point)
-            if beside is None:
-                beside = self._places[point] = Place(place.root, place.path, place.class_name, "scale")
-            looks.see(beside, 0, scale)
-            source = looks.point(beside)
-        else:
-            number = abs(float(scale))
-        told = [point, source, number, 0.0 if reaches else float(zero), real, int(reaches)]
+        reaches = zero is not None and (isinstance(zero, looks.tensor) or zero != 0)
+        beside = self._places.get(point)
+        if beside is None:
+            beside = self._places[point] = Place(place.root, place.path, place.class_name, "scale")
+        looks.see(beside, 0, _reach(form, tensor, scale, zero) if reaches else _on_device(tensor, scale))
+        told = [point, looks.point(beside), real, int(reaches)]
         if self._told.get(point) != told:
             self._told[point] = told
             self._say(ev="numerics_scales", scales=[told])
-
-
-def real_amax(amax: "Any", scale: "Any", zero: float, signed: bool) -> "Any":
-    """The largest magnitude that codes of this one stand for at most: of numbers, or of arrays of them."""
-    if zero == 0:
-        return amax * scale
-    if signed:
-        return (amax + abs(zero)) * scale
-    one, other = abs(amax - zero), abs(zero)  # codes are between 0 and amax
-    return (one + other + abs(one - other)) / 2 * scale
 
 
 def scale_beside(module: "Any", name: str) -> "tuple[Any, Any]":
@@ -80,13 +62,21 @@ def _held(module: "Any", names: "list[str]") -> "Any":
     return None
 
 
-def _reach(form: "Format", scale: "Any", zero: "Any") -> "Any":
+def _on_device(tensor: "Any", number: "Any") -> "Any":
+    """A number as a tensor: filled in on the device, where it is also right in a CUDA graph."""
+    torch = sys.modules["torch"]
+    if isinstance(number, torch.Tensor):
+        return number
+    return torch.full((1,), float(number), dtype=torch.float32, device=tensor.device)
+
+
+def _reach(form: "Format", tensor: "Any", scale: "Any", zero: "Any") -> "Any":
     torch = sys.modules["torch"]
     with torch.no_grad():
-        zero = zero.to(torch.float32)
+        zero = _on_device(tensor, zero).to(torch.float32)
         least = {FLOAT: -form.limit, SIGNED: -form.limit - 1}.get(form.kind, 0)
         reach = torch.maximum((form.limit - zero).abs(), (least - zero).abs())
-        return reach * (scale.to(torch.float32).abs() if isinstance(scale, torch.Tensor) else abs(float(scale)))
+        return reach * _on_device(tensor, scale).to(torch.float32).abs()
 
 
 def is_quantised(form: "Optional[Format]") -> bool:

@@ -366,7 +366,7 @@ class Numerics:
         form = self.looks.form(place, tensor)
         if form is not None:
             try:
-                self._scales.beside(place, form, scale, zero_point)
+                self._scales.beside(place, form, tensor, scale, zero_point)
             except (TypeError, ValueError, RuntimeError) as error:  # sizes that do not fit, say
                 self.looks.unchecked(place.path, "its scale: %s" % str(error).partition("\n")[0])
 

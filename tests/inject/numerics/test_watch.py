@@ -320,7 +320,7 @@ def looked_at(*args: Any, **scales: Any) -> list[tuple[str, float | None, str]]:
 def test_codes_with_a_scale_are_told_in_real_numbers(way: str) -> None:
     codes = torch.tensor([[-128, 3], [127, 0]], dtype=torch.int8)
     assert looked_at(codes) == [("kv", None, "")]
-    assert looked_at(codes, scale=2) == [("kv", 256.0, "float16")]
+    assert looked_at(codes, scale=2) == [("kv", 256.0, "float16"), ("scale", None, "")]
     scale = torch.tensor([0.5, -4.0])
     assert looked_at(codes, scale=scale) == [("kv", 512.0, "float32"), ("scale", None, "")]
     assert looked_at(codes, scale=scale.half(), zero_point=2)[0] == ("kv", 520.0, "float16")
@@ -329,6 +329,16 @@ def test_codes_with_a_scale_are_told_in_real_numbers(way: str) -> None:
     assert looked_at(unsigned, scale=scale, zero_point=zeros) == [("kv", 4 * 355.0, "float32"), ("scale", None, "")]
     assert looked_at(unsigned, scale=0.5, zero_point=zeros)[0] == ("kv", 0.5 * 355, "float16")
     assert looked_at(unsigned, dtype="int4", scale=scale, zero_point=torch.tensor(8.0))[0] == ("kv", 32.0, "float32")
+
+
+def test_a_scale_that_changes_is_that_of_its_step(way: str) -> None:
+    codes = torch.tensor([-100, 3], dtype=torch.int8)
+    model = nn.Sequential(Scaled(1.0))
+    with spikeprof.watch(model) as watched:
+        for scale in (1.0, 0.5, 2.0):
+            model(torch.ones(1))
+            watched.look("pages", codes, scale=scale)
+    assert [r["real_amax_value"] for r in watched.stats() if r["role"] == "kv"] == [100.0, 50.0, 200.0]
 
 
 def test_scales_that_do_not_fit_are_noted_or_refused() -> None:
