@@ -71,29 +71,35 @@ class Batches:
     def _fits(self, plan: Plan, waiting: "Waiting") -> bool:
         """Whether all is as the last time; then the addresses in the plan are those of now."""
         tensors = waiting.tensors
-        if (
-            waiting.begin != plan.begin
-            or waiting.spots != plan.spots
-            or list(map(_shape, tensors)) != plan.shapes
-            or list(map(_dtype, tensors)) != plan.dtypes
-            or not all(map(self._packed, tensors))
-            or set(map(self._device, tensors)) != {waiting.device}
+        if not (
+            waiting.begin == plan.begin
+            and waiting.spots == plan.spots
+            and list(map(_shape, tensors)) == plan.shapes
+            and list(map(_dtype, tensors)) == plan.dtypes
+            and all(map(self._packed, tensors))
+            and set(map(self._device, tensors)) == {waiting.device}
+            and self._are_the_same(plan, waiting)
         ):
             return False
         if not waiting.inference and (None in waiting.versions or list(map(_version, tensors)) != waiting.versions):
             return False
-        for at, earlier in plan.same:
-            if tensors[at] is not tensors[earlier]:
-                return False
-        for at, spot in plan.sent:
-            if self._looks.sent(tensors[at], waiting.versions[at] if waiting.versions else None) is not spot:
-                return False
         addresses = list(map(self._address, tensors))
         if reduce(operator.or_, addresses) & _ALIGNED:
             return False
         for launch, scanned in zip(plan.launches, plan.scanned):  # noqa: B905 (Python 3.9)
             launch.rows[::ROW_WORDS] = array("q", [addresses[at] for at in scanned])
         return True
+
+    def _are_the_same(self, plan: Plan, waiting: "Waiting") -> bool:
+        """Whether those tensors are one and the same that were it the last time, and no others."""
+        tensors, looks = waiting.tensors, self._looks
+        ids = set(map(id, tensors))
+        if len(ids) + len(plan.same) != len(tensors) or looks.sent_of(ids) != len(plan.sent):
+            return False
+        versions = waiting.versions or [None] * len(tensors)
+        return all(tensors[at] is tensors[earlier] for at, earlier in plan.same) and all(
+            looks.sent(tensors[at], versions[at]) is spot for at, spot in plan.sent
+        )
 
     def _made(self, waiting: "Waiting", scanner: "TritonScanner") -> Plan:
         plan, looks, tensors = Plan(waiting), self._looks, waiting.tensors

@@ -86,10 +86,10 @@ class Direct:
 
     def know(self, module: "Any", place: "Place", places: "dict[int, Place]") -> None:
         """Enter a module into a table, for as long as it lives."""
-        number, tables = id(module), self._tables
+        number = id(module)
 
         def gone(_: object) -> None:
-            for each in (places, *tables):
+            for each in (places, *self._tables):
                 each.pop(number, None)
 
         self._alive.append(weakref.ref(module, gone))
@@ -102,7 +102,7 @@ class Direct:
         if count != len(roots):
             places = {}
             for each in (*roots, root):
-                places.update(each.places)
+                places.update(list(each.places.items()))  # a list: modules may go meanwhile
             self._joined[root.number] = (len(roots), places)
             self._tables = [joined for _, joined in self._joined.values()]
         self.root, self.places = root, places

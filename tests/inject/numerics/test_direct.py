@@ -1,0 +1,230 @@
+"""What modules give is seen without a hook in each, and nothing of that is left anywhere."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import sys
+import threading
+import traceback
+import types
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import spikeprof
+from spikeprof.profiler.inject.numerics import direct
+from spikeprof.profiler.watching import Watch
+
+TORCHS_OWN = nn.Module._call_impl
+
+
+@pytest.fixture(autouse=True)
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process where nobody compiles: other tests do."""
+    monkeypatch.setattr(direct, "_COMPILER", "a module that nobody has")
+    monkeypatch.setattr(direct, "_turns", 0)
+
+
+class Adds(nn.Module):
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.tensor(value))
+
+    def forward(self, x: Any, twice: bool = False) -> Any:
+        return x + self.value * (2 if twice else 1)
+
+
+def seen(watched: Watch) -> list[tuple[int, str, float]]:
+    return [(row["step"], row["module"], row["amax_value"]) for row in watched.stats()]
+
+
+def test_no_module_but_the_model_is_hooked_and_torch_gets_its_own_back() -> None:
+    model = nn.Sequential(Adds(1.0), Adds(2.0))
+    with spikeprof.watch(model) as watched:
+        for _ in range(2):
+            model(torch.ones(2))
+        assert nn.Module._call_impl is not TORCHS_OWN
+        assert not [
+            m for m in model if m._forward_hooks or m._forward_pre_hooks or set(vars(m)) != set(vars(Adds(1.0)))
+        ]
+    assert nn.Module._call_impl is TORCHS_OWN
+    assert seen(watched) == [(step, name, value) for step in (0, 1) for name, value in (("0", 2.0), ("1", 4.0))]
+
+
+def test_some_steps_are_watched_by_hooks_that_come_and_go() -> None:
+    model = nn.Sequential(Adds(1.0))
+    with spikeprof.watch(model, every=2) as watched:
+        for _ in range(3):
+            model(torch.ones(2))
+            assert nn.Module._call_impl is TORCHS_OWN
+    assert seen(watched) == [(0, "0", 2.0), (2, "0", 2.0)]
+
+
+def test_copies_made_in_the_middle_of_a_step_are_modules_of_their_own() -> None:
+    class Copies(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Adds(1.0)
+            self.made: list[Any] = []
+
+        def forward(self, x: Any) -> Any:
+            shallow = copy.copy(self.inner)
+            shallow._parameters = {"value": nn.Parameter(torch.tensor(10.0))}
+            deep, pickled = copy.deepcopy(self.inner), pickle.loads(pickle.dumps(self.inner))
+            assert list(self.inner.state_dict()) == ["value"]
+            self.made = [shallow, deep, pickled]
+            return self.inner(x) + shallow(x) + deep(x) + pickled(x)
+
+    model = Copies()
+    with spikeprof.watch(model) as watched, torch.no_grad():
+        assert model(torch.zeros(1)).item() == 1 + 10 + 1 + 1
+    assert seen(watched) == [(0, "inner", 1.0), (0, "", 13.0)]
+    assert [m(torch.zeros(1)).item() for m in model.made] == [10.0, 1.0, 1.0]
+
+
+def test_an_output_that_a_hook_of_the_program_replaces_is_seen_as_the_caller_gets_it() -> None:
+    model = nn.Sequential(Adds(1.0), Adds(0.0))
+    model[0].register_forward_hook(lambda module, args, output: output * 100)
+    with spikeprof.watch(model) as watched:
+        model[1].register_forward_hook(lambda module, args, output: output + 5)
+        model(torch.ones(2))
+    assert seen(watched) == [(0, "0", 200.0), (0, "1", 205.0)]
+
+
+def test_a_forward_that_the_program_sets_and_keywords_are_seen() -> None:
+    class Calls(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = Adds(1.0), Adds(1.0)
+
+        def forward(self, x: Any) -> Any:
+            return self.b(self.a(x, twice=True))
+
+    model = Calls()
+    with spikeprof.watch(model) as watched:
+        model(torch.zeros(1))
+        model.a.forward = lambda x, twice: x + 50  # type: ignore[method-assign]
+        model(torch.zeros(1))
+    assert seen(watched) == [(0, "a", 2.0), (0, "b", 3.0), (1, "a", 50.0), (1, "b", 51.0)]
+
+
+def test_exceptions_pass_with_a_traceback_of_the_programs_own() -> None:
+    class Fails(nn.Module):
+        def forward(self, x: Any) -> Any:
+            raise KeyError("of the program")
+
+    model = nn.Sequential(nn.Sequential(Adds(1.0), Fails()))
+    with spikeprof.watch(model), pytest.raises(KeyError, match="of the program") as caught:
+        model(torch.ones(2))
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert not [frame for frame in frames if "spikeprof" in frame.filename]
+    assert [frame.name for frame in frames].count("_call_impl") >= 3
+
+
+def test_a_second_watch_uses_hooks_and_both_see_all() -> None:
+    one, other = nn.Sequential(Adds(1.0)), nn.Sequential(Adds(2.0))
+    first = spikeprof.watch(one)
+    second = spikeprof.watch(other)
+    for model in (one, other):
+        model(torch.zeros(1))
+    first.close()  # in the order in which they were put in
+    for model in (one, other):
+        model(torch.zeros(1))
+    second.close()
+    assert nn.Module._call_impl is TORCHS_OWN
+    assert seen(first) == [(0, "0", 1.0)]
+    assert seen(second) == [(0, "0", 2.0), (1, "0", 2.0)]
+
+
+def test_what_others_wrap_since_stays_and_ours_does_nothing_any_more() -> None:
+    model = nn.Sequential(Adds(1.0))
+    watched = spikeprof.watch(model)
+    ours = nn.Module._call_impl
+    try:
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return ours(*args, **kwargs)
+
+        nn.Module._call_impl = wrapped  # type: ignore[method-assign]
+        watched.close()
+        assert nn.Module._call_impl is wrapped
+        assert model(torch.zeros(1)).item() == 1.0
+        assert seen(watched) == []
+        again = spikeprof.watch(model)  # by hooks: who wraps what is not known
+        model(torch.zeros(1))
+        again.close()
+        assert seen(again) == [(0, "0", 1.0)]
+    finally:
+        nn.Module._call_impl = TORCHS_OWN  # type: ignore[method-assign]
+
+
+def test_the_function_goes_when_a_compiler_comes_and_what_it_remembers_is_mended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = nn.Sequential(Adds(1.0))
+    with spikeprof.watch(model) as watched:
+        model(torch.zeros(1))
+        remembers = types.ModuleType("utils")
+        remembers.unpatched_nn_module_call_impl = nn.Module._call_impl  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "torch._dynamo.utils", remembers)
+        monkeypatch.setitem(sys.modules, direct._COMPILER, types.ModuleType("compiler"))
+        model(torch.zeros(1))
+        assert nn.Module._call_impl is TORCHS_OWN
+        assert remembers.unpatched_nn_module_call_impl is TORCHS_OWN
+        model(torch.zeros(1))
+    assert seen(watched) == [(step, "0", 1.0) for step in range(3)]
+
+
+def test_a_process_that_watches_a_thousand_times_keeps_its_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "_turns", direct._TURNS_MAX)
+    model = nn.Sequential(Adds(1.0))
+    with spikeprof.watch(model) as watched:
+        assert nn.Module._call_impl is TORCHS_OWN
+        model(torch.zeros(1))
+    assert seen(watched) == [(0, "0", 1.0)]
+
+
+def test_a_module_that_is_gone_lends_its_name_to_no_other() -> None:
+    model = nn.Sequential(Adds(1.0), Adds(2.0))
+    with spikeprof.watch(model) as watched:
+        model(torch.zeros(1))
+        numbers = {id(model[1])}
+        tables = [watched._numerics._direct.places, *watched._numerics._direct._tables]  # type: ignore[union-attr]
+        assert all(numbers <= set(table) for table in tables)
+        del model[1]
+        gc.collect()
+        assert not any(numbers & set(table) for table in tables)
+
+
+def test_another_threads_calls_are_not_of_the_step() -> None:
+    class Starts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Adds(1.0)
+
+        def forward(self, x: Any) -> Any:
+            other = threading.Thread(target=self.inner, args=(torch.full((1,), 70.0),))
+            other.start()
+            other.join()
+            return self.inner(x)
+
+    with spikeprof.watch(model := Starts()) as watched:
+        model(torch.zeros(1))
+    assert seen(watched) == [(0, "inner", 1.0)]
+
+
+def test_a_model_in_another_goes_by_its_name_there_and_by_its_own_alone() -> None:
+    inner = nn.Sequential(Adds(1.0))
+    outer = nn.Sequential(inner, Adds(2.0))
+    watched = spikeprof.watch(inner)
+    numerics = watched._numerics
+    assert numerics is not None
+    numerics.attach(outer)
+    for model in (inner, outer, inner):
+        model(torch.zeros(1))
+    watched.close()
+    assert [(step, name) for step, name, _ in seen(watched)] == [(0, "0"), (1, "0.0"), (1, "1"), (2, "0")]

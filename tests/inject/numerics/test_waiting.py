@@ -1,0 +1,258 @@
+"""What waits for a common launch: each tensor's own numbers, few launches, few bytes held."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import spikeprof
+from spikeprof.profiler.inject.numerics import batches, looks, scan_torch, scanner, waiting
+from spikeprof.profiler.inject.numerics.formats import FORMATS
+from spikeprof.profiler.inject.numerics.scanner import TritonScanner
+from spikeprof.profiler.watching import Watch
+
+
+class Gives(nn.Module):
+    """A module that gives what it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gives: Callable[[], Any] = lambda: None
+
+    def forward(self) -> Any:
+        return self.gives()
+
+
+class Model(nn.Module):
+    """Modules that run one after the other; the model itself gives nothing new."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(Gives() for _ in range(count))
+        self.between: dict[int, Callable[[Any], None]] = {}  # what happens after a module
+
+    def forward(self) -> Any:
+        for number, part in enumerate(self.parts):
+            made = part()
+            if number in self.between:
+                self.between[number](made)
+        return made
+
+    def tell(self, *gives: Callable[[], Any]) -> None:
+        for part, give in zip(self.parts, gives, strict=True):
+            part.gives = give  # type: ignore[assignment]
+
+
+@pytest.fixture
+def made(kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[TritonScanner]:
+    """Scanners of Triton kernels, as they come to be; they scan a little later."""
+    found: list[TritonScanner] = []
+
+    def make(device: Any, clock: Any, note: Any) -> TritonScanner:
+        found.append(TritonScanner(torch, device, kernels))
+        return found[-1]
+
+    monkeypatch.setattr(looks, "scanner_for", make)
+    return found
+
+
+def numbers(watched: Watch, step: int) -> dict[str, list[Any]]:
+    """By path of the module: dtype, elements, amax, zeros, saturated, first bad, when it was scanned."""
+    names = ("dtype", "elements_count", "amax_value", "zero_count", "inf_count", "first_bad_index", "scanned")
+    return {r["module"]: [r[name] for name in names] for r in watched.stats() if r["step"] == step}
+
+
+def expected(tensor: Any) -> list[Any]:
+    name = str(tensor.dtype).removeprefix("torch.")
+    amax, _, _, inf, _, zero, _, first, *_ = scan_torch.scan(tensor, FORMATS[name])
+    return [name, tensor.numel(), FORMATS[name].value(amax), zero, inf, first]
+
+
+def test_large_and_small_outputs_go_in_one_launch_and_steps_need_none(made: list[TritonScanner]) -> None:
+    model = Model(4)
+    sizes = [5, 4 * 4096, 4 * 4096 + 1, 100_003]  # the last two are shared by programs
+    tensors = [torch.arange(size).remainder(97).half() for size in sizes]
+    tensors[3][77_777] = torch.inf
+    model.tell(*((lambda tensor=tensor: tensor) for tensor in tensors))
+    with torch.inference_mode(), spikeprof.watch(model) as watched:
+        for _ in range(3):
+            model()
+        assert made[0].launches == 3
+        model.tell(*[lambda: None] * 4)  # a step without anything to scan is a step
+        model()
+        model.tell(*((lambda tensor=tensor: tensor) for tensor in tensors))
+        model()
+        assert made[0].launches == 4
+    wanted = {f"parts.{at}": [*expected(tensor), "later"] for at, tensor in enumerate(tensors)}
+    assert [numbers(watched, step) for step in range(5)] == [wanted, wanted, wanted, {}, wanted]
+
+
+def test_programs_are_shared_out_by_size(kernels: ModuleType) -> None:
+    owner = TritonScanner(torch, torch.device("cpu"), kernels)
+    fp16, part = FORMATS["float16"], 4096
+    assert not owner.is_wide(scanner.NARROW_PARTS * part, fp16, strided=False)
+    assert owner.is_wide(scanner.NARROW_PARTS * part + 1, fp16, strided=False)
+
+    def share(*items: int) -> int:
+        rows = [word for count in items for word in (0, count, 0, 0)]
+        return owner._share(scanner.Launch(fp16, False, len(items), rows, []))
+
+    assert share(5 * part) == 3  # two parts each, but for one
+    assert share(100_000 * part) == scanner.SHARE_MAX
+    assert share(*[1000 * part] * 4) == min(500, scanner.PROGRAMS // 4)
+    assert share(*[1000 * part] * 5000) == 1
+
+
+def test_what_is_held_is_bounded_and_goes_with_the_launch(
+    made: list[TritonScanner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "BYTES_MAX", 40_000)
+    model, alive, most = Model(12), [], []
+
+    def give() -> Any:
+        tensor = torch.ones(8000, dtype=torch.float16)  # 16,000 bytes: the third one is the last that waits
+        alive.append(weakref.ref(tensor))
+        most.append(sum(ref() is not None for ref in alive))
+        return tensor
+
+    model.tell(*[give] * 12)
+    with torch.inference_mode(), spikeprof.watch(model) as watched:
+        for _ in range(2):
+            model()
+        assert made[0].launches == 2 * 4
+    assert max(most) == 3  # two that wait, and the new one
+    assert all(len(numbers(watched, step)) == 12 for step in (0, 1))
+
+
+def test_no_more_tensors_wait_than_a_launch_takes(made: list[TritonScanner], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "TENSORS_MAX", 3)
+    model = Model(8)
+    model.tell(*[lambda: torch.ones(4)] * 8)
+    with spikeprof.watch(model) as watched:
+        for _ in range(2):
+            model()
+    assert made[0].launches == 2 * 3
+    assert len(watched.stats()) == 16
+
+
+def test_an_output_that_was_launched_and_is_handed_on_later_is_not_scanned_again(
+    made: list[TritonScanner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "TENSORS_MAX", 2)
+    model = Model(5)
+    first = torch.full((4,), 3.0)
+    model.tell(lambda: first, lambda: torch.ones(2), lambda: torch.ones(3), lambda: first, lambda: torch.zeros(1))
+    with torch.inference_mode(), spikeprof.watch(model) as watched:
+        for _ in range(4):
+            model()
+    assert [sorted(numbers(watched, step)) for step in range(4)] == [["parts.0", "parts.1", "parts.2", "parts.4"]] * 4
+
+
+@pytest.mark.parametrize("steps_before", [0, 1, 2, 3])
+def test_a_batch_that_is_not_as_the_last_time_is_looked_at_anew(made: list[TritonScanner], steps_before: int) -> None:
+    model, base = Model(3), torch.arange(64.0).half()
+    same, other = torch.full((8,), 4.0).half(), torch.full((8,), 5.0).half()
+    usual = (lambda: base[:8], lambda: same, lambda: same)
+    turns: list[tuple[tuple[Callable[[], Any], ...], list[int]]] = [  # what is given, and which of it is scanned
+        ((lambda: base[8:16], lambda: same, lambda: same), [0, 1]),  # another address
+        ((lambda: base[1:9], lambda: same, lambda: same), [0, 1]),  # not aligned
+        ((lambda: base[:16:2], lambda: same, lambda: same), [0, 1]),  # strided
+        ((lambda: base[:8].view(2, 4), lambda: same, lambda: same), [0, 1]),  # another shape, as many elements
+        ((base[:8].bfloat16, lambda: same, lambda: same), [0, 1]),  # another dtype, as many bytes
+        ((lambda: base[:8], lambda: same, lambda: other), [0, 1, 2]),  # not the same any more
+        ((lambda: same, lambda: same, lambda: same), [0]),  # more are
+        ((lambda: base[:8], lambda: torch.ones(2, dtype=torch.complex64), lambda: same), [0, 2]),  # as many bytes
+        ((lambda: base[:8], lambda: torch.eye(2).half().to_sparse(), lambda: same), [0, 2]),
+    ]
+    with torch.inference_mode(), spikeprof.watch(model) as watched:
+        step = 0
+        for gives, scanned in turns:
+            for _ in range(steps_before):
+                model.tell(*usual)
+                model()
+                step += 1
+            model.tell(*gives)
+            model()
+            wanted = {f"parts.{at}": [*expected(gives[at]()), "later"] for at in scanned}
+            assert numbers(watched, step) == wanted
+            rows = {r["module"]: r["rows_count"] for r in watched.stats() if r["step"] == step}
+            assert rows["parts.0"] == (2 if gives[0]().dim() == 2 else 0)
+            step += 1
+
+
+def test_what_was_written_while_it_waited_is_told_at_each_turn(made: list[TritonScanner]) -> None:
+    model = Model(3)
+    model.tell(*[lambda: torch.zeros(4)] * 3)
+    with torch.no_grad(), spikeprof.watch(model) as watched:
+        for step in range(6):
+            model.between = {1: lambda made: made.add_(1.0)} if step in (2, 5) else {}
+            model()
+    told = [[row[-1] for row in numbers(watched, step).values()] for step in range(6)]
+    assert told == [["later", "changed" if step in (2, 5) else "later", "later"] for step in range(6)]
+    assert [numbers(watched, step)["parts.1"][2] for step in (1, 2, 3)] == [0.0, 1.0, 0.0]
+
+
+def test_batches_that_are_kept_are_few(made: list[TritonScanner], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "_KEPT_MAX", 20)
+    model = Model(3)
+    with torch.inference_mode(), spikeprof.watch(model) as watched:
+        for size in range(1, 30):
+            model.tell(*[lambda size=size: torch.ones(size)] * 3)
+            model()
+        assert watched._numerics is not None
+        kept = watched._numerics.looks._batches._plans
+        assert sum(len(plan.spots) for plan in kept.values()) <= 20
+    assert {r["elements_count"] for r in watched.stats()} == set(range(1, 30))
+
+
+DTYPES = ["float16", "bfloat16", "float32", "int8", "float8_e5m2"]
+
+
+@given(
+    steps=st.lists(
+        st.lists(
+            st.tuples(st.sampled_from(DTYPES), st.sampled_from([1, 3, 24, 300]), st.integers(0, 5), st.integers(0, 3)),
+            min_size=4,
+            max_size=4,
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    order=st.lists(st.integers(0, 2), min_size=2, max_size=6),
+    inference=st.booleans(),
+    tensors_max=st.sampled_from([1, 2, 3, 1024]),
+)
+@settings(max_examples=10, deadline=None)
+def test_any_outputs_in_any_order_have_their_own_numbers(
+    kernels: ModuleType,
+    steps: list[list[tuple[str, int, int, int]]],
+    order: list[int],
+    inference: bool,
+    tensors_max: int,
+) -> None:
+    """Of each step every tensor that the modules give is scanned once, under the first that gave it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(looks, "scanner_for", lambda device, clock, note: TritonScanner(torch, device, kernels))
+        patch.setattr(waiting, "TENSORS_MAX", tensors_max)
+        model, wanted = Model(4), []
+        with torch.inference_mode(inference), spikeprof.watch(model) as watched:
+            for turn, number in enumerate(order):
+                given: list[Any] = []
+                for at, (name, size, value, kind) in enumerate(steps[number % len(steps)]):
+                    made = torch.full((2 * size + 2,), value + at + turn).to(getattr(torch, name))
+                    view = (made[:size], made[1 : size + 1], made[: 2 * size : 2], given[-1] if given else made)[kind]
+                    given.append(view)
+                model.tell(*((lambda tensor=tensor: tensor) for tensor in given))
+                model()
+                firsts = [at for at, one in enumerate(given) if not any(one is before for before in given[:at])]
+                wanted.append({f"parts.{at}": [*expected(given[at]), "later"] for at in firsts})
+        assert [numbers(watched, step) for step in range(len(order))] == wanted
+        assert watched.remarks == []
