@@ -4,6 +4,9 @@
 
 Runs with and without the watch alternate; medians of the step's time. The scan's rate is of bytes read, beside a copy's
 bytes read and written. Limits: watched every step 3 % of a graph's step, every 16th step 0.5 %, 80 % of the copy rate.
+
+Two floors tell what of the cost is whose. Of eager steps: what torch takes for a hook that does nothing on each of the
+same modules. Of a prefill: the bytes that are scanned, at the rate at which a copy reads and writes in the same run.
 """
 
 from __future__ import annotations
@@ -107,6 +110,50 @@ def eager(model: Any, step: Step, every: int, steps: int = STEPS) -> dict[str, f
     return medians(pairs)
 
 
+def nothing(*_: object) -> None:
+    """A hook."""
+
+
+def floor(model: Any, step: Step, steps: int = STEPS) -> dict[str, float]:
+    """The step with and without a hook on each module that does nothing."""
+    pairs = []
+    for _ in range(ROUNDS):
+        before = step_ms(step, steps)
+        handles = [module.register_forward_hook(nothing) for module in model.modules()]
+        for _ in range(3):
+            step()
+        pairs.append((before, step_ms(step, steps)))
+        for handle in handles:
+            handle.remove()
+    return medians(pairs)
+
+
+def scans(model: Any, step: Step) -> dict[str, float]:
+    """What a step is made of: modules that are called, tensors that are scanned, launches, bytes."""
+    called: list[object] = []
+    handles = [module.register_forward_hook(lambda module, *_: called.append(module)) for module in model.modules()]
+    step()
+    for handle in handles:
+        handle.remove()
+    with spikeprof.watch(model) as watch:
+        step()
+        torch.cuda.synchronize()
+        before, known = launches(watch), {row["step"] for row in watch.stats()}
+        step()
+        torch.cuda.synchronize()
+        rows = [row for row in watch.stats() if row["step"] not in known]
+        count = launches(watch) - before
+    sizes = [row["elements_count"] * getattr(torch, row["dtype"]).itemsize for row in rows]
+    return {"calls": len(called), "scans": len(rows), "launches": count, "bytes": sum(sizes)}
+
+
+def launches(watch: Watch) -> int:
+    """Of a watch so far."""
+    numerics = watch._numerics
+    assert numerics is not None
+    return sum(getattr(scanner, "launches", 0) for scanner in numerics.looks.scanners.values())
+
+
 def graphs(model: Any, step: Step, every: int) -> dict[str, float]:
     """Two graphs of the step, one captured under the watch."""
     plain = captured(step)
@@ -130,6 +177,13 @@ def scan_rates(name: str) -> dict[str, float]:
     copy = 2 * SCAN_BYTES / device_ms(lambda: other.copy_(tensor)) / 1e6
     scan = SCAN_BYTES / device_ms(lambda: scanner.add(tensor, FORMATS[name], 0)) / 1e6
     return {"copy_gb_per_s": copy, "scan_gb_per_s": scan, "scan_ratio": scan / copy}
+
+
+def copy_bytes_per_s() -> float:
+    """Bytes that a copy reads and writes."""
+    tensor = torch.empty(SCAN_BYTES, dtype=torch.int8, device="cuda")
+    other = torch.empty_like(tensor)
+    return 2 * SCAN_BYTES / device_ms(lambda: other.copy_(tensor)) * 1e3
 
 
 def device_ms(act: Callable[[], object]) -> float:
@@ -168,10 +222,20 @@ def main() -> int:
         step = decode_step(engine, options.batch)
         for _ in range(5):
             step()
+        figures["decode"] = scans(network, step)
         for every in (1, 16):
             figures[f"graph_decode_every_{every}"] = graphs(network, step, every)
             figures[f"eager_decode_every_{every}"] = eager(network, step, every, 32)
-        figures["prefill_every_1"] = eager(network, lambda: engine.generate(prompt, 1), 1, 3)
+        figures["eager_decode_floor"] = floor(network, step, 32)
+
+        def prefill() -> object:
+            return engine.generate(prompt, 1)
+
+        figures["prefill"] = found = scans(network, prefill)
+        found["bytes_ms_at_copy_rate"] = found["bytes"] / copy_bytes_per_s() * 1e3
+        figures["prefill_every_1"] = eager(network, prefill, 1, 3)
+        figures["prefill_every_16"] = eager(network, prefill, 16, 16)
+        figures["prefill_floor"] = floor(network, prefill, 3)
     if options.json:
         print(json.dumps(figures))
         return 0
