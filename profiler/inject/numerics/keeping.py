@@ -214,28 +214,33 @@ class Keeping:
 
     def prepare(self) -> None:
         """A capture is about to begin: have memory and a kernel ready."""
-        for number, scanner in self._numerics.looks.quick.items():
+        for number, scanner in list(self._numerics.looks.quick.items()):
             if number >= 0 and number not in self.stores:
                 self.stores[number] = None
-                kernels = importlib.import_module(".keep_triton", __package__)
-                self.stores[number] = Store(self._torch, scanner.memory.device, kernels, scanner.memory.state)
+                try:
+                    kernels = importlib.import_module(".keep_triton", __package__)
+                    self.stores[number] = Store(self._torch, scanner.memory.device, kernels, scanner.memory.state)
+                except Exception as error:  # no memory is left, …
+                    if not is_ours(error, *CALLED):  # of a signal handler of the program's
+                        raise
 
     def begin(self, modules: "list[tuple[int, str, Any]]") -> None:
         """A capture has begun: hook (root, path, module) of all that are watched."""
+        self.end()
         if not any(self.stores.values()):
             return
-        self.end()
         self._numerics.looks.launched = self.flushed
         for root, path, module in modules:
-            if type(module).__name__ == "OptimizedModule":
+            if type(module).__name__ == "OptimizedModule":  # a hook more in it would have it compiled anew
                 continue
             before = Hook(lambda _, args, kwargs, key=(root, path): self._takes(key, args, kwargs))
             after = Hook(lambda _module, _args, _output, key=(root, path): self._gave(key))
             try:
                 self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
                 self._handles.append(module.register_forward_hook(after))
-            except Exception:  # a class that takes no hooks
-                pass
+            except Exception as error:  # a class that takes no hooks
+                if not is_ours(error, *CALLED):
+                    raise
 
     def end(self) -> None:
         """The capture is over."""
@@ -306,6 +311,14 @@ class Keeping:
         store = self.stores.get(device)
         if store is None or not held:
             return
+        try:
+            self._keep(store, held, stream)
+        except Exception as error:
+            if not is_ours(error, *CALLED):
+                raise
+            self.stores[device] = None
+
+    def _keep(self, store: Store, held: "list[tuple[Any, Any, Any, int]]", stream: int) -> None:
         places, rows = self._numerics.looks.places, []
         for _, spot, _, tag in held:
             place = places[spot.point]

@@ -7,7 +7,6 @@ record comes while the module's arguments are still there: they are taken at onc
 
 import sys
 import weakref
-from array import array
 
 from ..events import get_ident
 from ..interrupts import is_ours
@@ -108,8 +107,7 @@ class Keeper:
             self._late -= 1
         words = memoryview(piece).cast("B").cast("q")
         size = records.RECORD_WORDS
-        for counts in (words[_NAN::size], words[_INF::size]):
-            found = array("q", counts.tolist())
+        for found in (words[_NAN::size].tolist(), words[_INF::size].tolist()):
             if any(found):
                 for at, count in enumerate(found):
                     if count:
@@ -154,10 +152,16 @@ class Keeper:
         place = self.place
         if place is None or place.root != root.number:
             return
-        if self._armed != self.key:
-            self._arm(root, place)
-        self._settle(wait=False)
-        if all(each.over for each in self._targets):
+        try:
+            if self._armed != self.key:
+                self._arm(root, place)
+            self._settle(wait=False)
+            if all(each.over for each in self._targets):
+                self.take_out()
+        except Exception as error:
+            if not is_ours(error, *CALLED):  # of a signal handler of the program's
+                raise
+            self._why = "its inputs could not be kept: %s" % type(error).__name__
             self.take_out()
 
     def take_out(self) -> None:

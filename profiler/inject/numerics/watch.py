@@ -219,19 +219,21 @@ class Numerics:
 
     def capture_comes(self) -> None:
         """A capture is about to begin."""
-        if not self.closed and ("output" in self._roles or "input" in self._roles):
+        if ("output" in self._roles or "input" in self._roles) and self._inner():
             self.keeping.prepare()
 
     def capture_began(self) -> None:
         """A capture has begun: what waits from before cannot be scanned in it."""
         dropped = self.looks.drop()
-        with self._lock:
-            roots = [(root.number, root.module()) for root in self._roots.values()]
-        self.keeping.begin(
-            [(root, *each) for root, model in roots if model is not None for each in self._modules(model)]
-        )
         if dropped:
             self.looks.unchecked("", "%d outputs of before a capture that began in the middle of a step" % dropped)
+        self.keeping.begin([(number, *each) for number, model in self._inner() for each in self._modules(model)])
+
+    def _inner(self) -> "list[tuple[int, Any]]":
+        """Models, by their numbers, whose inside is watched."""
+        with self._lock:
+            roots = [(root.number, root.module()) for root in self._roots.values()]
+        return [each for each in roots if each[1] is not None and type(each[1]).__name__ != "OptimizedModule"]
 
     def capture_ends(self, *_: object) -> None:
         """A capture is about to end."""

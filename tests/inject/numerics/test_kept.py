@@ -301,3 +301,29 @@ print("spikeprof.profiler.inject.numerics.tape" in sys.modules)
     )
     assert run.code == 0
     assert run.trace.table("bad_operators").num_rows == 0
+
+
+def test_a_compiled_model_has_no_operators_to_run() -> None:
+    model = torch.compile(Gate(), backend="eager")
+    with spikeprof.watch(model) as watched:
+        for _ in range(3):
+            model(ones(300.0), by=ones(300.0))
+            watched.collect()
+        told = watched.bisect()
+    torch._dynamo.reset()
+    assert told is not None
+    assert told["module"] == ""
+    assert "torch.compile" in told["why_not"]
+
+
+def test_a_fault_while_inputs_are_kept_costs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        torch.testing.assert_close(1, 2)
+
+    model = Model()
+    with spikeprof.watch(model) as watched:
+        monkeypatch.setattr(kept.Keeper, "_arm", fails)
+        steps(model, watched, 1.0, 300.0, 1.0, 300.0)
+        assert watched.remarks == []
+        assert len(watched.stats()) == 4 * 3
+    assert hooks_in(model) == 0
