@@ -5,6 +5,12 @@
     part.py              the agent's side: when to watch, the file of records
       └ watch.py         models, their modules, steps
           ├ roots.py     the hooks in them
+          ├ kept.py      inputs of the module that gave the first bad value: kept from then on
+          │   ├ keeping.py      those in CUDA graphs, by keep_triton.py
+          │   ├ mirror.py, inputs.py  copies of what modules are and take
+          │   └ bisect.py       at the end: which operator it was
+          │       ├ tape.py     the module's operators, recorded on tensors without memory
+          │       └ rerun.py    the same, run on what was kept
           └ looks.py     tensors on their way to a scanner: which wait, which are the same
               └ scanners.py       one for each device: launches
                   ├ scan_triton.py  the kernels, with tiles_triton.py and bad_triton.py; only where there is Triton

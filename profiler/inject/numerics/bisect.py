@@ -8,6 +8,7 @@ import importlib
 import sys
 from contextlib import nullcontext
 
+from .inputs import Input
 from .mirror import Refused
 from .rerun import INPUTS_MAX, Rerun, look_at, shown
 from .tape import record
@@ -20,16 +21,6 @@ if TYPE_CHECKING:
 
 #: All of it: the forward on fake tensors and the operators.
 SECONDS_MAX = 5.0
-
-
-class Input:
-    """What a module was called with: copies. ``exact``: in the step that was the first bad one."""
-
-    __slots__ = ("args", "autocast", "exact", "kwargs", "tensors")
-
-    def __init__(self, args: "Any", kwargs: "Any", tensors: "list[Any]", autocast: "Any", exact: bool) -> None:
-        self.args, self.kwargs, self.tensors = args, kwargs, tensors
-        self.autocast, self.exact = autocast, exact
 
 
 def bisect(module: "Any", kept: Input) -> "dict[str, Any]":
@@ -99,16 +90,6 @@ class _RandomNumbers:
             self._torch.cuda.set_rng_state(state, device)
         for put, state in self._others:
             put(state)
-
-
-def autocast_now(torch: "Any", device: str) -> "Any":
-    """The autocast that is on in this thread for a kind of device: its dtype; None where it is off."""
-    try:
-        if torch.is_autocast_enabled(device):
-            return device, torch.get_autocast_dtype(device)
-    except TypeError:  # torch before 2.4
-        pass
-    return None
 
 
 def _autocast(kept: "Any") -> "Any":

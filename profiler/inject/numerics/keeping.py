@@ -13,7 +13,7 @@ from array import array
 
 from ..events import get_ident
 from ..interrupts import is_ours
-from .bisect import Input, autocast_now
+from .inputs import Input, autocast_now
 from .memory import words_of
 from .mirror import CALLED, Mirror, Refused
 from .roots import Hook

@@ -11,7 +11,7 @@ import weakref
 from ..events import get_ident
 from ..interrupts import is_ours
 from . import records
-from .bisect import Input, autocast_now, bisect
+from .inputs import Input, autocast_now
 from .looks import tensors_in
 from .mirror import CALLED, Mirror, Refused
 from .roots import Hook
@@ -300,6 +300,8 @@ class Keeper:
         key, place = self.key, self.place
         if key is None or place is None or self._told:
             return None
+        from .bisect import bisect  # not before: most programs need none of it
+
         self._told = True
         self.take_out()
         told: dict[str, Any] = {

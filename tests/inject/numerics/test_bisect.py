@@ -13,7 +13,8 @@ from torch import nn
 
 from spikeprof.profiler.inject.numerics import bisect as bisecting
 from spikeprof.profiler.inject.numerics import rerun
-from spikeprof.profiler.inject.numerics.bisect import Input, bisect
+from spikeprof.profiler.inject.numerics.bisect import bisect
+from spikeprof.profiler.inject.numerics.inputs import Input
 from spikeprof.profiler.inject.numerics.mirror import Mirror, Refused
 
 HERE = __file__
