@@ -33,8 +33,8 @@ def sound(records: Records, process: ProcessSpool, handed_over_ns: int, tally: T
 
     ``handed_over_ns`` is when CUPTI handed over the last buffer that they came in (Unix time).
     """
-    if "cbid" in (records.dtype.names or ()):
-        # The agent lets calls be recorded while GPU work is not: nobody asked for those.
+    if "registers" not in (records.dtype.names or ()):
+        # The agent lets calls and copies be recorded while kernels are not: nobody asked for those.
         records = records[_began_while_traced(records["start"], process)]
     start, end = records["start"], records["end"]
     untimed = (start == 0) | (end == 0)

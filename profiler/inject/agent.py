@@ -11,9 +11,10 @@ What is recorded at a moment follows from a few independent conditions, each set
 
 Every change is written to the spool as a window, so that a report can say what was not measured and why.
 
-In duty windows and outside a capture range only the recording of GPU work is switched off, and that of calls goes on:
-switched by one thread while another is inside a launch, libcupti 13.0 takes all later calls of that thread for parts
-of that launch, under one correlation id.
+In duty windows and outside a capture range only the recording of kernels is switched off, and that of copies and calls
+goes on; what is not wanted of these is left out when the trace is made. For the thread that switches is mostly not the
+one that launches, and libcupti 13.0 bears no more: switch calls while another thread is inside a launch, and it takes
+all later calls of that thread for parts of that launch, under one correlation id; switch copies, and the program dies.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from . import ENV_CONTROL, ENV_OPTIONS, ENV_SPOOL, cupti
 from .callbacks import Callbacks
 from .calls import Calls
 from .control import FAREWELL_SECONDS, Control
-from .events import Clock, Events, RLock, SignalsHeld, get_ident
+from .events import Clock, Events, RLock, SignalsHeld, get_ident, is_alone, pause
 from .interrupts import Interrupts
 from .options import Options
 from .spool import Spool
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 #: Conditions in order of precedence.
 _STATES = ("stopped", "yielded", "range", "off", "clean")
 
-#: Conditions in which calls are recorded.
+#: Conditions in which copies and calls are recorded.
 _CALLS_ON = frozenset(("traced", "range", "off"))
 
 #: Conditions in which CUPTI must be left alone: it is somebody else's, or recording is over.
@@ -90,7 +91,7 @@ class Agent:
         self._state: str | None = None
         self._entered: tuple[str, str] | None = None
         self._registered = self._activated = self.inherited = self._finished = self._devices_told = False
-        self._calls_on = self._calls_lost = self.switching = False
+        self._copies_on = self._calls_on = self._calls_lost = self.switching = False
         self._began = 0.0
         self.switched = (0, 0.0)  # the thread that went from one state to another last, and when
         self._flushes_owed = 0
@@ -373,6 +374,9 @@ class Agent:
             self.driver.register(self._callbacks.request, self._callbacks.complete)
             self._registered = True
         refused = {}
+        if not self._copies_on:
+            refused.update(self.driver.enable_copies())
+            self._copies_on = True
         if not self._calls_on:
             if self._calls_lost:
                 refused["recording launches"] = "CUPTI records no calls after another profiler"
@@ -380,7 +384,7 @@ class Agent:
                 refused.update(self.driver.enable_calls())
             self._calls_on = True
         if work:
-            refused.update(self.driver.enable_work())
+            self.driver.enable_kernels()
             self._flushes_owed = _SETTLING_FLUSHES
             self._tell_devices()
         if refused:
@@ -402,8 +406,13 @@ class Agent:
                 self.driver.flush(forced)
             finally:
                 if self._state == "traced":
-                    self.driver.disable_work()
+                    self.driver.disable_kernels()
                     self._count_dropped()
+                if self._copies_on and state in _HANDS_OFF:
+                    if not is_alone(get_ident()):
+                        pause(cupti.SETTLING_SECONDS)  # until the launches of other threads have ended
+                    self.driver.disable_copies()
+                    self._copies_on = False
                 if self._calls_on and state not in _CALLS_ON:
                     self.driver.disable_calls()
                     self._calls_on = False

@@ -21,6 +21,8 @@ __all__ = [
     "above_standard",
     "allocate_lock",
     "get_ident",
+    "is_alone",
+    "pause",
     "start_new_thread",
 ]
 
@@ -59,6 +61,21 @@ class SignalsHeld:
     def __exit__(self, *_: object) -> None:
         """Put the old mask back; what came in between is delivered now."""
         pthread_sigmask(SIG_SETMASK, self._before)
+
+
+def is_alone(own: int) -> bool:
+    """Whether only this thread runs Python of the program's, so that no other one can be in a launch."""
+    return all(
+        thread == own or frame.f_globals.get("__name__", "").startswith(__package__)
+        for thread, frame in sys._current_frames().items()
+    )
+
+
+def pause(seconds: float) -> None:
+    """Wait; the program may have replaced what is in ``time``."""
+    never = allocate_lock()
+    never.acquire()
+    never.acquire(timeout=seconds)
 
 
 def above_standard(file: int) -> int:

@@ -7,10 +7,9 @@ microseconds: so windows are short, and what all of them together may take is bo
 from __future__ import annotations
 
 import ctypes
-import sys
 
-from .cupti import CuptiError
-from .events import Clock, RLock, SignalsHeld, allocate_lock, get_ident
+from .cupti import SETTLING_SECONDS, CuptiError
+from .events import Clock, RLock, SignalsHeld, allocate_lock, get_ident, is_alone, pause
 from .frames import Frames, Place
 from .interrupts import is_ours
 from .operators import THREAD_BITS, Operators
@@ -28,10 +27,6 @@ LAUNCHES_MAX, SECONDS_MAX = 100_000, 60.0
 
 #: Nodes of graphs whose lines of code are kept; of the ones beyond it is the module only.
 NODES_MAX = 50_000
-
-#: Between calling launches back and switching what is recorded, either way. A thread may be about to be called back,
-#: waiting for the interpreter, and have its launch still before it: nothing tells when it is through.
-SETTLING_SECONDS = 0.05
 
 #: How long to wait for callbacks in other threads to return.
 _PATIENCE_SECONDS = 0.1
@@ -89,8 +84,6 @@ class Windows:
         self._inside: dict[int, bool] = {}  # threads in a callback
         self._lock = RLock()
         self._writing = allocate_lock()
-        self._never = allocate_lock()
-        self._never.acquire()
         self._launches: list[tuple[int, int, int, int, int]] = []
         self._triton: list[tuple[str, int, int, int, Any, Any]] = []
 
@@ -109,7 +102,7 @@ class Windows:
                 return False
             thread, switched_at = self._agent.switched
             settled = Clock.monotonic() >= switched_at + SETTLING_SECONDS
-            if not settled and not (thread == get_ident() and _is_alone(thread)):
+            if not settled and not (thread == get_ident() and is_alone(thread)):
                 return False
             self._subscription.watch_launches(True)
             self.current = Window(reason, launches, seconds, by_clock)
@@ -138,7 +131,7 @@ class Windows:
         while Clock.monotonic() < settled or (
             Clock.monotonic() < settled + _PATIENCE_SECONDS and any(thread != own for thread in list(self._inside))
         ):
-            self._never.acquire(timeout=0.001)
+            pause(0.001)
 
     def forget(self) -> None:
         """In a forked child: nothing is called back there."""
@@ -233,14 +226,6 @@ class Windows:
             if what in ("launches", "ops"):
                 fields["dropped"] = 0 if begin else dropped
             self._agent.spool.event(**fields)
-
-
-def _is_alone(own: int) -> bool:
-    """Whether only this thread runs code of the program's, so that no other one can be in a launch."""
-    frames = sys._current_frames()
-    return all(
-        thread == own or frame.f_globals.get("__name__", "").startswith(__package__) for thread, frame in frames.items()
-    )
 
 
 def _taken(rows: list[Any]) -> list[Any]:

@@ -23,7 +23,7 @@ typedef void (*Complete)(void *context, uint32_t stream, uint8_t *buffer, size_t
 typedef void (*Callback)(void *user, int domain, uint32_t cbid, const void *data);
 
 enum { OK = 0, UNKNOWN_ERROR = 999, MULTIPLE_SUBSCRIBERS = 39 };
-enum { DRIVER = 4, RUNTIME = 5, DEVICE = 8, KERNEL = 10, KINDS = 64 };
+enum { MEMCPY = 1, MEMSET = 2, DRIVER = 4, RUNTIME = 5, DEVICE = 8, KERNEL = 10, KINDS = 64 };
 enum { KERNEL_BYTES = 216, CALL_BYTES = 40, DEVICE_BYTES = 184 };
 enum { CU_LAUNCH_KERNEL = 307, LAUNCH_KERNEL = 211, PROFILER_START = 171, PROFILER_STOP = 172, CALLS = 1024 };
 enum { QUEUE = 64, NAMES_MAX = 10000 };
@@ -226,16 +226,25 @@ int cuptiActivityRegisterTimestampCallback(uint64_t (*clock)(void))
     return OK;
 }
 
+/* libcupti 13.0 dies of copies and memsets that are switched while a launch of another thread is recorded. */
+static void switched(int kind)
+{
+    if ((kind == MEMCPY || kind == MEMSET) && kind_on[KERNEL] && generating && !pthread_equal(generator, pthread_self()))
+        abort();
+}
+
 int cuptiActivityEnable(int kind)
 {
     if (fails("enable"))
         return UNKNOWN_ERROR;
+    switched(kind);
     kind_on[kind] = 1;
     return OK;
 }
 
 int cuptiActivityDisable(int kind)
 {
+    switched(kind);
     kind_on[kind] = 0;
     return OK;
 }
