@@ -99,7 +99,7 @@ class TritonScanner:
             except Exception:
                 self._short_way = False
                 self._launchers.clear()
-        self.memory.state[0] = -1
+        self.memory.state[0], self._steps_due = -1, 0
 
     def _prove(self) -> None:
         torch, found, form = self._torch, [], FORMATS["float16"]

@@ -188,7 +188,7 @@ def _gather(bits, big, small, zero, below, KIND: tl.constexpr, MASK: tl.constexp
 @triton.jit
 def _add(size, big, small, zero, below, NORMAL: tl.constexpr):
     """Without a comparison: of unsigned numbers zero less one is the largest, and the top bit tells a borrow."""
-    TOP: tl.constexpr = big.dtype.primitive_bitwidth - 1
+    TOP: tl.constexpr = 63 if big.dtype == tl.uint64 else 31  # ``primitive_bitwidth`` is no number in Triton 3.2
     size = size.to(big.dtype)
     less = size - 1
     big = tl.maximum(big, size)

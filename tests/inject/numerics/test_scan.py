@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from inject.numerics.scanning import CODES, FLOATS, WHOLE, by_numpy, by_triton, scan_all
 
 from spikeprof.profiler.inject.numerics import records, scan_torch, scanners
+from spikeprof.profiler.inject.numerics import scanner as scanner_module
 from spikeprof.profiler.inject.numerics.formats import FORMATS
 from spikeprof.profiler.inject.numerics.scanner import TritonScanner, Unchecked, merged
 
@@ -254,3 +255,32 @@ def test_kernels_that_find_the_wrong_numbers_are_not_used(
     found = scanners.scanner_for(Gpu(), scanners.TorchScanner, said.append)
     assert isinstance(found, expected)
     assert len(said) == (expected is not TritonScanner)
+
+
+class ShortWay:
+    """What stands in for a launcher: it launches by Triton's interpreter, or does something else."""
+
+    def __init__(self, how: str, start: Any) -> None:
+        self.how, self.start, self.count = how, start, 0
+
+    def launch(self, programs: int, stream: int, numbers: tuple[int, ...]) -> None:
+        self.count += 1
+        if self.how == "fails":
+            raise RuntimeError("cuLaunchKernel failed: error 1")
+        if self.how == "works":
+            self.start(programs, stream, numbers)
+
+
+@pytest.mark.parametrize(("how", "used"), [("works", 2), ("fails", 1), ("does nothing", 1)])
+def test_the_short_way_to_launch_is_taken_where_it_finds_the_same(
+    kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, how: str, used: int
+) -> None:
+    scanner = TritonScanner(torch, torch.device("cpu"), kernels)
+    scanner._short_way = True  # as on a GPU
+    short = ShortWay(how, lambda *launch: scanner._start_by_triton(scanner._ready[FP16.number, False], *launch))
+    monkeypatch.setattr(scanner_module, "launcher_for", lambda compiled, pointers, count: short)
+    scanner.prove()
+    tensor = torch.tensor([1.0, math.nan, 0.0], dtype=torch.float16)
+    assert scan_all(scanner, [(tensor, FP16)]) == [scan_torch.scan(tensor, FP16)]
+    assert short.count == used
+    assert scanner.memory.state.tolist()[:3] == [0, 2 + (how == "works"), 0]  # the first step; records so far
