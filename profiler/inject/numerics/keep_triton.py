@@ -71,10 +71,8 @@ def spikeprof_numerics_keep(state, rows, calls, kept, buffer, row, order, count)
 @triton.jit
 def _copy(calls, call, buffer, end):
     """The tensors of a call, from ``end`` on: this program's share of each. Where the next may begin."""
-    number = tl.zeros((), tl.int64)
     own = calls + tl.maximum(call, 0) * _CALL
-    if call >= 0:
-        number = tl.load(own)
+    number = tl.where(call >= 0, tl.load(own), 0)
     for i in range(0, number):
         address = tl.load(own + 2 + 2 * i)
         size = tl.load(own + 3 + 2 * i)

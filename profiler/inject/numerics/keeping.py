@@ -100,6 +100,8 @@ class Store:
         with warnings.catch_warnings():  # of the compiler, on the program's standard error
             warnings.simplefilter("ignore")
             self._launch(0, 0, 0, self._stream())  # compiled and loaded now: in a capture that might end it
+        if pinned:
+            torch.cuda.current_stream(device).synchronize()  # replays may be on other streams
 
     def add(
         self,

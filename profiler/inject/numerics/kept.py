@@ -150,7 +150,7 @@ class Keeper:
     def begins(self, root: "Root") -> None:
         """A step begins in this thread."""
         place = self.place
-        if place is None or place.root != root.number:
+        if place is None or place.root != root.number or self._numerics.looks.capturing():
             return
         try:
             if self._armed != self.key:
@@ -195,11 +195,11 @@ class Keeper:
 
     def _takes(self, target: Target, args: "Any", kwargs: "Any") -> None:
         numerics = self._numerics
-        if target.over or numerics.thread != get_ident() or not numerics.looking():
+        if target.over or numerics.thread != get_ident() or not numerics.looking() or numerics.looks.capturing():
             return
         try:
             self._settle(wait=False)
-            if len(self._waiting) < WAITING_MAX and not target.over and not numerics.looks.capturing():
+            if len(self._waiting) < WAITING_MAX and not target.over:
                 target.tries += 1
                 target.open.append(self._copy(args, kwargs, exact=False))
                 target.over = target.tries >= TRIES_MAX

@@ -331,3 +331,32 @@ def test_a_fault_while_inputs_are_kept_costs_nothing_else(monkeypatch: pytest.Mo
         assert watched.remarks == []
         assert len(watched.stats()) == 4 * 2  # what the norm gives, the model hands on
     assert hooks_in(model) == 0
+
+
+def test_the_re_run_is_no_step_of_the_program(real: Lab) -> None:
+    """Only ever-new models: they are still looked for when the program ends."""
+    run = real.record(
+        ACTIVATE
+        + """
+class Square(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Identity()
+
+    def forward(self, x):
+        return self.inner(x) * x
+
+model = nn.Sequential(Square(), nn.Tanh()).half()
+for size in (1.0, 300.0, 1.0):
+    model(torch.full((2, 2), size).half())
+""",
+        numerics_every=1,
+    )
+    assert run.code == 0
+    (row,) = run.trace.table("bad_operators").to_pylist()
+    assert (row["op"], row["step"], row["why_not"]) == ("aten::mul.Tensor", 1, "")
+    stats = run.trace.table("tensor_stats").to_pylist()
+    assert {each["module"] for each in stats} == {"0", "1"}
+    assert len(stats) == 6
+    assert run.trace.manifest.collectors["numerics"].state == "ok"
+    assert run.trace.manifest.collectors["numerics"].reason == ""
