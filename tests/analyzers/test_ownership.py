@@ -363,13 +363,18 @@ def test_any_table_of_modules_makes_a_tree(rows: list[tuple[int, str]]) -> None:
 # -- a real file -----------------------------------------------------------------------------------------------------
 
 
-def test_the_recording_of_the_engine_with_graphs() -> None:
-    """All but the sampling of tokens, which no module did when this was recorded."""
-    result = asked(open_trace(ROOT / "sample_traces" / "h200_engine_graph"))
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_nearly_all_time_of_a_recorded_run_is_owned(mode: str) -> None:
+    """From its first kernel to its last, weights that are drawn and warm-up included."""
+    result = asked(open_trace(ROOT / "sample_traces" / f"h200_engine_{mode}"))
     found = {name: result.metric(f"owned_{name}_share") or 0.0 for name in ("module", "op", "shapes", "line")}
-    assert found["module"] > 0.98
-    assert min(found["op"], found["line"]) > 0.9999
-    assert found["shapes"] > 0.96
+    assert found["module"] >= 0.99
+    assert min(found["op"], found["shapes"]) >= 0.95
+    assert found["line"] >= 0.90
+
+
+def test_the_recording_of_the_engine_with_graphs() -> None:
+    result = asked(open_trace(ROOT / "sample_traces" / "h200_engine_graph"))
     matches = dict(zip(result.tables["matches"]["match"], result.tables["matches"]["gpu_time_share"], strict=True))
     assert matches["graph"] > 0.95
     rows = {row[0]: row[1:] for row in table(result, "modules", "module", "modules_count", "launches_count")}
