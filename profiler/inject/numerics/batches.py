@@ -57,8 +57,11 @@ class Batches:
         """What is to be launched for what waits."""
         key = waiting.spots[0], waiting.tensors[0].shape
         plan = self._plans.get(key)
-        if plan is not None and self._fits(plan, waiting):
-            return plan
+        try:
+            if plan is not None and self._fits(plan, waiting):
+                return plan
+        except RuntimeError:  # a tensor without a version, or without memory
+            pass
         made = self._made(waiting, scanner)
         if made.lasting:
             self._kept += len(made.spots) - (len(plan.spots) if plan is not None else 0)
@@ -130,12 +133,12 @@ class Batches:
                 continue
             if version is not None and tensor._version != version:
                 changed.add(at)
-            items, address = tensor.numel(), tensor.data_ptr()
-            strided = bool(address & _ALIGNED) or not tensor.is_contiguous()
             try:
+                items, address = tensor.numel(), tensor.data_ptr()
+                strided = bool(address & _ALIGNED) or not tensor.is_contiguous()
                 shape = scanner.shape_of(tensor) if strided else []
-            except Unchecked as why:
-                looks.unchecked(place.path, str(why))
+            except (Unchecked, RuntimeError) as why:  # those of torch.func have no memory
+                looks.unchecked(place.path, str(why) if isinstance(why, Unchecked) else "a tensor without memory")
                 plan.lasting = False
                 continue
             tag = (waiting.begin + at) << 32 | form.number << 24 | spot.point

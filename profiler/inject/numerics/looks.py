@@ -79,6 +79,11 @@ class Looks:
         for scanner in self.scanners.values():
             scanner.begin()
 
+    def outside(self) -> None:
+        """What comes is of no step."""
+        if not self.waiting.tensors:
+            self.waiting.inference = self._torch.is_inference_mode_enabled()
+
     def capturing(self) -> bool:
         """Whether the step is captured instead of run."""
         return any(scanner.capturing() for scanner in self.scanners.values())

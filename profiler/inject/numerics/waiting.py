@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: Tensors that wait for one launch, and the bytes that they keep from being freed, but for what the last one adds.
 TENSORS_MAX = 1024
-BYTES_MAX = 32 << 20
+BYTES_MAX = 64 << 20
 
 
 class Spot:

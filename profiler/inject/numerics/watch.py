@@ -340,6 +340,8 @@ class Numerics:
             if self.thread not in (0, get_ident()):
                 self.concurrent += 1
                 return False
+            if self.thread == 0:
+                self.looks.outside()
             self.looks.see(place, index, tensor)
             if ends and self.thread == 0:
                 self.looks.flush(ends=True)

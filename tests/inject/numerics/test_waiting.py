@@ -213,6 +213,18 @@ def test_batches_that_are_kept_are_few(made: list[TritonScanner], monkeypatch: p
     assert {r["elements_count"] for r in watched.stats()} == set(range(1, 30))
 
 
+def test_tensors_of_a_transform_end_nothing(made: list[TritonScanner]) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    with torch.no_grad(), spikeprof.watch(model) as watched:
+        model(torch.ones(2, 3))
+        mapped = torch.func.vmap(model)(torch.ones(2, 3))
+        model(torch.ones(2, 3))
+    assert mapped.shape == (2, 3)
+    assert sorted(watched.unchecked) == [("0", "a tensor without memory"), ("1", "a tensor without memory")]
+    assert watched.remarks == []
+    assert [sorted(numbers(watched, step)) for step in (0, 2)] == [["0", "1"], ["0", "1"]]
+
+
 DTYPES = ["float16", "bfloat16", "float32", "int8", "float8_e5m2"]
 
 
