@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: Bytes of inputs that are kept, in memory of the GPU; rows and calls of all graphs of it.
 BYTES_MAX = 16 << 20
 ROWS_MAX = 24576
-CALLS_MAX = 8192
+CALLS_MAX = 16384
 
 #: Tensors that a call may take: see keep_triton.py.
 TENSORS_MAX = 8

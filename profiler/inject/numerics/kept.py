@@ -10,6 +10,7 @@ import weakref
 
 from ..events import get_ident
 from ..interrupts import is_ours
+from ..modules import held_by
 from . import records
 from .inputs import Input, autocast_now
 from .looks import tensors_in
@@ -63,9 +64,10 @@ def _held(module: "Any") -> "Callable[[], Any]":
     seen: dict[int, Any] = {}
     waiting = [module]
     while waiting:
-        own = waiting.pop().__dict__
-        seen.update((id(each), each) for name in ("_parameters", "_buffers") for each in own[name].values())
-        waiting += [each for each in own["_modules"].values() if each is not None]
+        own = held_by(waiting.pop())
+        seen.update((id(each), each) for name in ("_parameters", "_buffers") for each in own.get(name, {}).values())
+        waiting += [each for each in own.get("_modules", {}).values() if each is not None and id(each) not in seen]
+        seen.update((id(each), None) for each in own.get("_modules", {}).values())
     sizes = [each.numel() * each.element_size() for each in seen.values() if each is not None]
     return weakref.ref(module) if sum(sizes) > HELD_BYTES_MAX else lambda: module
 
@@ -354,7 +356,7 @@ class Keeper:
     def _nothing(self) -> str:
         tries = max((each.tries for each in self._targets), default=0)
         if not tries:
-            return "no step came after it was noticed"
+            return "no step that runs in Python came after it was noticed"
         return "in %d steps after it was noticed it gave no bad value from inputs that were fine" % tries
 
 

@@ -10,6 +10,8 @@ from collections import OrderedDict, defaultdict
 from functools import partial
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 
+from ..modules import held_by
+
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -113,7 +115,7 @@ class Mirror:
             object.__setattr__(copy, name, self.of(each))
 
     def _module_of(self, module: "Any") -> "Any":
-        kind, own = type(module), module.__dict__
+        kind, own = type(module), held_by(module)
         if not self._modules:
             raise Refused("it takes a module")
         if isinstance(module, sys.modules["torch"].jit.ScriptModule):
@@ -142,7 +144,7 @@ def _is_plain(kind: type) -> bool:
 
 
 def _attributes(value: "Any") -> "Iterator[tuple[str, Any]]":
-    yield from list(getattr(value, "__dict__", {}).items())
+    yield from list(held_by(value).items())
     for kind in type(value).__mro__:
         slots = kind.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:

@@ -8,7 +8,7 @@ import sys
 
 from .. import ENV_CONTROL
 from ..captures import Captures
-from ..events import Clock, RLock, SignalsHeld, above_standard, get_ident
+from ..events import Clock, RLock, SignalsHeld, above_standard
 from . import records
 from .watch import Numerics
 
@@ -188,8 +188,7 @@ class NumericsPart:
 
     def tell_operator(self) -> None:
         """Run the module that gave the first bad value again, once, and tell of the operator."""
-        thread = get_ident()
-        if self._numerics is None or not self._agent.calls.enter(thread):  # what runs then is no step
+        if self._numerics is None:
             return
         try:
             told = self._numerics.bisect()
@@ -197,8 +196,6 @@ class NumericsPart:
                 self._say(ev="numerics_operator", **told)
         except Exception as error:
             self._say(ev="note", text="operators were not run again: %s: %s" % (type(error).__name__, error))
-        finally:
-            self._agent.calls.leave(thread)
 
     def forget(self) -> None:
         """In a forked child: nothing of the parent's is watched, and its GPU memory is not ours."""

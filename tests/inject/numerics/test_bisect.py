@@ -319,6 +319,26 @@ def test_a_transformer_of_hugging_face() -> None:
     assert told["output"]["shape"] in ([6, 32], [1, 6, 32])
 
 
+def test_what_functions_remember_is_copied_as_modules_are() -> None:
+    """As attention that writes into a cache: a function around tensors and lists, handed on by the caller."""
+    pages, lengths = torch.zeros(4), [0]
+
+    def attend(x: Any) -> Any:
+        lengths[0] += 1
+        pages[:2] = x
+        return attend.scale * pages * 1e30  # type: ignore[attr-defined]
+
+    attend.scale = 1.0  # type: ignore[attr-defined]
+
+    class Attention(nn.Module):
+        def forward(self, x: Any, by: Any) -> Any:
+            return by(x)
+
+    told = again(Attention(), torch.full((2,), 1e20), by=attend)
+    assert (told["operator"], told["function"]) == ("aten::mul.Tensor", "attend")
+    assert (pages.tolist(), lengths) == ([0, 0, 0, 0], [0])
+
+
 # ---------------------------------------------------------------- mirrors
 
 

@@ -126,7 +126,7 @@ def test_no_step_after_it() -> None:
         steps(model, watched, 1.0, 300.0)
         told = watched.bisect()
     assert told is not None
-    assert told["why_not"].endswith("no step came after it was noticed")
+    assert told["why_not"].endswith("no step that runs in Python came after it was noticed")
 
 
 def test_nothing_bad_is_nothing_to_tell(way: str) -> None:
