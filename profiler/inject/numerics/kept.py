@@ -6,12 +6,11 @@ record comes while the module's arguments are still there: they are taken at onc
 """
 
 import sys
-import weakref
 
 from ..events import get_ident
 from ..interrupts import is_ours
-from ..modules import held_by
 from . import records
+from .culprits import Candidate, culprits, held
 from .inputs import Input, autocast_now
 from .looks import tensors_in
 from .mirror import CALLED, Mirror, Refused
@@ -26,9 +25,8 @@ if TYPE_CHECKING:
     from .roots import Root
     from .watch import Numerics
 
-#: Bytes of inputs, over all copies; of parameters for which a module is kept alive that the program drops.
+#: Bytes of inputs, over all copies.
 BYTES_MAX = 64 << 20
-HELD_BYTES_MAX = 64 << 20
 
 #: Copies that wait for the verdict on their step, and steps after which it is given up.
 WAITING_MAX = 4
@@ -50,26 +48,6 @@ class Target:
         self.over = False
         self.open: list[Any] = []  # copies of calls under way
         self.tries = 0
-
-
-class Candidate:
-    """An input that was kept, and how to get its module."""
-
-    def __init__(self, path: str, module: "Callable[[], Any]", kept: Input) -> None:
-        self.path, self.module, self.kept = path, module, kept
-
-
-def _held(module: "Any") -> "Callable[[], Any]":
-    """How to get the module later: it is kept alive, unless it is large."""
-    seen: dict[int, Any] = {}
-    waiting = [module]
-    while waiting:
-        own = held_by(waiting.pop())
-        seen.update((id(each), each) for name in ("_parameters", "_buffers") for each in own.get(name, {}).values())
-        waiting += [each for each in own.get("_modules", {}).values() if each is not None and id(each) not in seen]
-        seen.update((id(each), None) for each in own.get("_modules", {}).values())
-    sizes = [each.numel() * each.element_size() for each in seen.values() if each is not None]
-    return weakref.ref(module) if sum(sizes) > HELD_BYTES_MAX else lambda: module
 
 
 class _Waiting:
@@ -123,8 +101,8 @@ class Keeper:
         place = self._numerics.looks.places.get(tag & 0xFFFFFF)
         if place is not None:
             try:
-                modules = _culprits(self._numerics.model(place.root), place)
-                self._culprits = {path: _held(module) for path, module in modules}
+                modules = culprits(self._numerics.model(place.root), place)
+                self._culprits = {path: held(module) for path, module in modules}
             except Exception as error:
                 if not is_ours(error):
                     raise
@@ -358,20 +336,3 @@ class Keeper:
         if not tries:
             return "no step that runs in Python came after it was noticed"
         return "in %d steps after it was noticed it gave no bad value from inputs that were fine" % tries
-
-
-def _culprits(model: "Any", place: "Place") -> "list[tuple[str, Any]]":
-    """The module whose output is bad, and the next one around it that is called; of a bad input only that one."""
-    if model is None or place.role not in ("output", "input"):
-        return []
-    chain, module = [("", model)], model
-    for name in place.path.split(".") if place.path else ():
-        module = module._modules.get(name)
-        if module is None:
-            return []
-        path = "%s.%s" % (chain[-1][0], name) if chain[-1][0] else name
-        chain.append((path, module))
-    no_forward = sys.modules["torch"].nn.Module.forward
-    around = [each for each in reversed(chain[:-1]) if type(each[1]).forward is not no_forward]
-    own = [chain[-1]] if place.role == "output" else []
-    return own + around[:1]

@@ -9,13 +9,14 @@ operator that talks to other processes. What was recorded up to there is a tape 
 import os
 import sys
 
-from ..events import Clock, get_ident
+from ..events import Clock
 from .mirror import Mirror, Refused
+from .quiet import Quiet, Stopped
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, Optional
+    from typing import Any
 
 #: Operators of a tape.
 OPERATORS_MAX = 20_000
@@ -27,10 +28,6 @@ _PURE = frozenset(("aten", "prims", "quantized", "_quantized", "torchvision"))
 _QUESTIONS = frozenset(("prim",))
 
 _OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
-
-class Stopped(BaseException):
-    """Recording ends here. No ``Exception``: the program must not catch it on the way."""
 
 
 class Slot:
@@ -86,7 +83,7 @@ def record(module: "Any", args: "Any", kwargs: "Any", around: "Callable[[], Any]
     if torch.nn.modules.module._has_any_global_hook():
         raise Refused("hooks of all modules are there")
     tape = Tape()
-    with _Quiet(torch), torch.inference_mode(False), torch.no_grad():
+    with Quiet(torch), torch.inference_mode(False), torch.no_grad():
         mode = _fake_mode()
         tape.deadline_ns = Clock.perf_counter_ns() + int(seconds * 1e9)
         recorder = _Recorder(torch, mode, tape)
@@ -246,72 +243,3 @@ class _Recorder:
 
 def _memory(tensor: "Any") -> int:
     return int(tensor.untyped_storage()._cdata)
-
-
-class _Quiet:
-    """While a forward runs for us, in this thread: nothing reaches the program's output, logs or CUDA graphs."""
-
-    def __init__(self, torch: "Any") -> None:
-        self._torch, self._thread = torch, get_ident()
-        self._undo: list[Callable[[], None]] = []
-
-    def __enter__(self) -> None:
-        for name in ("stdout", "stderr"):
-            stream = getattr(sys, name, None)
-            if stream is not None:
-                self._put(sys, name, _Muffled(stream, self._thread))
-        logging = sys.modules.get("logging")
-        if logging is not None:
-            self._put(logging.Logger, "handle", self._here(logging.Logger.handle, lambda: None))
-        graph = getattr(getattr(self._torch, "cuda", None), "CUDAGraph", None)
-        if graph is not None and hasattr(graph, "replay"):
-            self._put(graph, "replay", self._here(graph.replay, self._refuse_replay))
-        fast = getattr(getattr(self._torch.backends, "mha", None), "get_fastpath_enabled", None)
-        if fast is not None and fast():  # one operator for a whole layer would not tell where in it
-            self._torch.backends.mha.set_fastpath_enabled(False)
-            self._undo.append(lambda: self._torch.backends.mha.set_fastpath_enabled(True))
-
-    def __exit__(self, *_: object) -> None:
-        for undo in reversed(self._undo):
-            undo()
-
-    def _put(self, owner: "Any", name: str, ours: "Any") -> None:
-        before = owner.__dict__.get(name)
-        setattr(owner, name, ours)
-
-        def undo() -> None:
-            if owner.__dict__.get(name) is not ours:
-                return
-            if before is None and isinstance(owner, type):
-                delattr(owner, name)
-            else:
-                setattr(owner, name, before)
-
-        self._undo.append(undo)
-
-    def _here(self, original: "Any", instead: "Callable[[], Any]") -> "Any":
-        def call(*args: "Any", **kwargs: "Any") -> "Any":
-            return instead() if get_ident() == self._thread else original(*args, **kwargs)
-
-        return call
-
-    @staticmethod
-    def _refuse_replay() -> None:
-        raise Stopped("a CUDA graph that it replays")
-
-
-class _Muffled:
-    """A stream that takes nothing from one thread."""
-
-    def __init__(self, stream: "Any", thread: int) -> None:
-        self._stream, self._thread = stream, thread
-
-    def write(self, text: str) -> "Optional[int]":
-        return len(text) if get_ident() == self._thread else self._stream.write(text)
-
-    def writelines(self, lines: "Any") -> None:
-        if get_ident() != self._thread:
-            self._stream.writelines(lines)
-
-    def __getattr__(self, name: str) -> "Any":
-        return getattr(self._stream, name)

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import spikeprof
-from spikeprof.profiler.inject.numerics import keeping, looks, scanners
-from spikeprof.profiler.inject.numerics.keeping import Call, Store
+from spikeprof.profiler.inject.numerics import keeping, looks, scanners, store
 from spikeprof.profiler.inject.numerics.looks import Place
+from spikeprof.profiler.inject.numerics.store import Call, Store, span
 from spikeprof.profiler.watching import Watch
 
 PLACE = Place(0, "a", "A", "output")
@@ -50,7 +50,7 @@ class Lab:
         call = Call("a", 0)
         call.tensors = [(each, each._version) for each in tensors]
         call.stands = [torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="meta") for t in tensors]
-        call.nbytes = sum(-(-keeping._span(each) // 16) * 16 for each in tensors)
+        call.nbytes = sum(-(-span(each) // 16) * 16 for each in tensors)
         call.args = tuple(call.stands)
         return call
 
@@ -150,7 +150,7 @@ def test_what_was_written_to_meanwhile_is_not_kept(lab: Lab) -> None:
 
 
 def test_both_are_kept_only_if_they_fit(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "BYTES_MAX", 1200)
+    monkeypatch.setattr(store, "BYTES_MAX", 1200)
     lab.step(0, bad=0)
     lab.store.add(0, [(0, PLACE, lab.call(numbers(lab.device)), lab.call(numbers(lab.device)))])  # 1,200 bytes each
     found = lab.store.found()
@@ -160,7 +160,7 @@ def test_both_are_kept_only_if_they_fit(lab: Lab, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_full_table_keeps_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "ROWS_MAX", 1)
+    monkeypatch.setattr(store, "ROWS_MAX", 1)
     lab.step(0, bad=1)
     call = lab.call(numbers(lab.device))
     lab.store.add(0, [(0, PLACE, call, None), (1, PLACE, call, None)])
@@ -246,15 +246,15 @@ def test_what_lies_between_modules_in_a_graph_is_found_in_the_one_around(capture
 def test_a_healthy_graph_keeps_nothing(captured: Captured) -> None:
     with captured(Model(), (ONE, 1.0, 0.0), (ONE, 2.0, 0.0)) as watched:
         numerics: Any = watched._numerics
-        (store,) = numerics.keeping.stores.values()
-        assert not store.kept.any()
-        assert not store.buffer.any()
+        (own,) = numerics.keeping.stores.values()
+        assert not own.kept.any()
+        assert not own.buffer.any()
         assert numerics.keeping._calls == {}
         assert watched.bisect() is None
 
 
 def test_what_a_module_in_a_graph_takes_may_be_too_large(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "BYTES_MAX", 0)
+    monkeypatch.setattr(store, "BYTES_MAX", 0)
     model = Model()
     with captured(model, (ONE, 1.0, 0.0), (ONE * 30, 60.0, 0.0)) as watched:
         told = watched.bisect()
@@ -265,8 +265,8 @@ def test_what_a_module_in_a_graph_takes_may_be_too_large(captured: Captured, mon
 def test_inputs_are_let_go_when_their_scans_were_launched(captured: Captured) -> None:
     with captured(Model(), (ONE, 1.0, 0.0), (ONE, 2.0, 0.0)) as watched:
         numerics: Any = watched._numerics
-        (store,) = numerics.keeping.stores.values()
-        assert [call for call in store._called if call.tensors] == []
+        (own,) = numerics.keeping.stores.values()
+        assert [call for call in own._called if call.tensors] == []
         assert numerics.looks.launched is None
 
 

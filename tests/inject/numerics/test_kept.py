@@ -18,7 +18,7 @@ from torch import nn
 import spikeprof
 from spikeprof.analyzers.overflow import Overflow
 from spikeprof.analyzers.runner import run_one
-from spikeprof.profiler.inject.numerics import kept, looks, scanners
+from spikeprof.profiler.inject.numerics import culprits, kept, looks, scanners
 
 
 class Gate(nn.Module):
@@ -204,7 +204,7 @@ def test_a_model_that_went_is_not_kept_alive_unless_it_is_small(monkeypatch: pyt
     assert told is not None
     assert told["operator"] == "aten::mm"
     gc.collect()
-    monkeypatch.setattr(kept, "HELD_BYTES_MAX", 7)
+    monkeypatch.setattr(culprits, "HELD_BYTES_MAX", 7)
     watched, weight = run()
     gc.collect()
     assert weight() is None
