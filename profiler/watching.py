@@ -96,7 +96,9 @@ class Watch:
         return self._with_scales([self._row(words) for words in whole], [w[records.TAG] & 0xFFFFFF for w in whole])
 
     def bisect(self) -> dict[str, Any] | None:
-        """The operator that gave the first bad value; None where no scan that was collected saw one.
+        """The operator that gave the first bad value; None where no scan saw one, and under ``spikeprof run``.
+
+        There the trace tells, as of all models.
 
         Runs the module that it came from once more, on an input that was kept: its Python on tensors without memory,
         then its operators one by one, for at most 5 seconds. For the end of a program: what the module's Python does

@@ -241,7 +241,7 @@ class Keeper:
             if not found.is_cuda:
                 self._judge(target, kept, *found.tolist())
                 return
-            flags = torch.empty(2, dtype=torch.bool, pin_memory=True)
+            flags = torch.empty(2, dtype=torch.bool, device="cpu", pin_memory=True)
             flags.copy_(found, non_blocking=True)
             done = torch.cuda.Event()
             done.record()
