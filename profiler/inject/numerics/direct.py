@@ -5,7 +5,7 @@ what the module gives. This function calls the original, and finds the module in
 module, so that copies, pickles and other hooks do not know of it, and it sees an output as the caller gets it.
 
 It stands there as long as a watch of every step goes on; a watch of some steps puts hooks in and takes them out. It is
-never there together with torch's compiler, which would trace it, nor on top of a function that is not torch's own.
+never there when torch's compiler is at work, which would trace it, nor on top of a function that is not torch's own.
 """
 
 import sys
@@ -36,8 +36,10 @@ _turns = 0
 class Direct:
     """The function, and the tables of the models that are watched."""
 
-    def __init__(self, numerics: "Numerics") -> None:
+    def __init__(self, numerics: "Numerics", told_of_compiler: bool = False) -> None:
         self._numerics = numerics
+        #: Whether somebody will tell before anything is compiled; else a compiler that is loaded is one that is used.
+        self.told_of_compiler = told_of_compiler
         self._owner = sys.modules["torch"].nn.Module
         self._put: Any = None  # the function, and torch's own
         self.root: Any = None  # that is in a step, or was the last time
@@ -48,9 +50,12 @@ class Direct:
 
     def ready(self) -> bool:
         """Whether the function is in its place, and may stay there."""
-        if self._put is not None and _COMPILER in sys.modules:
+        if self._put is not None and self._compiles():
             self.take_out()
         return self._put is not None
+
+    def _compiles(self) -> bool:
+        return not self.told_of_compiler and _COMPILER in sys.modules
 
     def can_see(self, module: "Any") -> bool:
         """Whether calls of the module come to the function."""
@@ -61,7 +66,7 @@ class Direct:
         global _turns
         original = vars(self._owner).get("_call_impl")
         if (
-            self._put is not None or _COMPILER in sys.modules or _turns >= _TURNS_MAX
+            self._put is not None or self._compiles() or _turns >= _TURNS_MAX
             or vars(self._owner).get("__call__") is original  # torch before 2.1: it would have to know the name
             or type(original) is not type(_function_of) or hasattr(original, "__wrapped__")
         ):  # fmt: skip

@@ -66,8 +66,9 @@ class NumericsPart:
             self._say(ev="note", text="numerics need torch: nothing is checked")
             return
         numerics = self._numerics = Numerics(
-            self._say, options.numerics_every, tuple(options.numerics_modules), tuple(options.numerics_roles)
-        )
+            self._say, options.numerics_every, tuple(options.numerics_modules), tuple(options.numerics_roles),
+            told_of_compiler=not self._agent.compiler_used,
+        )  # fmt: skip
         if self._models:
             for model in self._models:
                 numerics.attach(model)
@@ -163,7 +164,7 @@ class NumericsPart:
     def compiler_came(self) -> None:
         """No hook may end up in a compiled frame: those of a compiled model as a whole do not."""
         if self._numerics is not None and not self._numerics.closed:
-            self._numerics.let_go()
+            self._numerics.compiler_came()
             self._follow_compiled()
 
     def finish(self) -> None:

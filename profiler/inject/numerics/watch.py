@@ -33,7 +33,7 @@ class Numerics:
 
     def __init__(
         self, say: "Callable[..., None]", every: int = 1, patterns: "tuple[str, ...]" = ("*",),
-        roles: "tuple[str, ...]" = ("output",),
+        roles: "tuple[str, ...]" = ("output",), told_of_compiler: bool = False,
     ) -> None:  # fmt: skip
         self._torch, self._say = sys.modules["torch"], say
         self._every, self._patterns, self._roles = max(every, 1), patterns, roles
@@ -42,7 +42,7 @@ class Numerics:
         self.looks.saw_bad = self.keeper.saw
         self.waits = quick(self.looks.waiting, self.flush)
         self.gave = giver(self)
-        self._direct = Direct(self)
+        self._direct = Direct(self, told_of_compiler)
         self._scales = Scales(self.looks, say)
         self._lock = RLock()
         self._roots: dict[int, Root] = {}
@@ -151,6 +151,11 @@ class Numerics:
     def close(self) -> None:
         """Take all hooks out, for good; what was scanned can still be read."""
         self.closed = True
+        self.let_go()
+
+    def compiler_came(self) -> None:
+        """Something is about to be compiled: take all hooks out."""
+        self._direct.told_of_compiler = False  # from now on its being loaded counts
         self.let_go()
 
     def let_go(self) -> None:

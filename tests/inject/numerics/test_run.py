@@ -159,6 +159,31 @@ assert not dynamo.utils.counters["graph_break"], dynamo.utils.counters
     ]  # fmt: skip
 
 
+def test_a_compiler_that_is_loaded_and_not_used_costs_no_hooks(real: Lab) -> None:
+    run = real.record(
+        ACTIVATE
+        + """
+import torch._dynamo as dynamo
+from torch._dynamo import utils
+model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+with torch.no_grad():
+    model(torch.ones(1, 4))
+    assert nn.Module._call_impl.__wrapped__
+    compiled = torch.compile(model, backend="eager")
+    assert not hasattr(nn.Module._call_impl, "__wrapped__")
+    assert utils.unpatched_nn_module_call_impl is nn.Module._call_impl
+    for _ in range(2):
+        compiled(torch.ones(1, 4))
+        assert not hasattr(nn.Module._call_impl, "__wrapped__")
+assert dynamo.utils.counters["stats"]["unique_graphs"] == 1, dynamo.utils.counters
+assert not dynamo.utils.counters["graph_break"], dynamo.utils.counters
+""",
+        numerics_every=1,
+    )
+    assert run.code == 0
+    assert [(row["step"], row["class_name"]) for row in scans(run)][:2] == [(0, "Linear"), (0, "ReLU")]
+
+
 def test_without_the_option_none_of_it_is_loaded_and_nothing_is_told(real: Lab) -> None:
     program = (
         ACTIVATE
