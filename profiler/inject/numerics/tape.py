@@ -24,6 +24,9 @@ OPERATORS_MAX = 20_000
 #: Namespaces of operators that compute and do nothing else.
 _PURE = frozenset(("aten", "prims", "quantized", "_quantized", "torchvision"))
 
+#: Those that take memory instead of tensors, which a fake tensor has none of.
+_OF_MEMORY = frozenset(("aten::set_", "aten::resize_"))
+
 #: Those that ask for a property: no work.
 _QUESTIONS = frozenset(("prim",))
 
@@ -180,6 +183,8 @@ class _Recorder:
         self._line, self._at = self._place(), func._schema.name
         if func.namespace not in _PURE:
             self.stop("an operator of its own, %s%s" % (func._schema.name, self.where()))
+        if func._schema.name in _OF_MEMORY:
+            self.stop("%s%s" % (func._schema.name, self.where()))
         if len(self._tape.ops) >= OPERATORS_MAX:
             self.stop("more than %d operators" % OPERATORS_MAX)
         if Clock.perf_counter_ns() > self._tape.deadline_ns:

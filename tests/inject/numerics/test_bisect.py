@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from spikeprof.profiler.inject.numerics import bisect as bisecting
@@ -160,6 +162,16 @@ def test_a_kernel_of_its_own_gets_no_address() -> None:
     why = again(Kernel(), torch.ones(2))["why_not"]
     assert "a kernel that is no operator of torch's at " in why
     assert Kernel.launched == 0
+
+
+def test_memory_that_is_exchanged_ends_it() -> None:
+    class Exchanges(nn.Module):
+        def forward(self, x: Any) -> Any:
+            y = torch.empty(0)
+            y.set_(x.untyped_storage(), 0, (2,), (1,))
+            return y * 1e30
+
+    assert " aten::set_ at " in again(Exchanges(), torch.full((2,), 1e20))["why_not"]
 
 
 def test_an_operator_of_another_library_is_not_called() -> None:
@@ -337,6 +349,46 @@ def test_what_functions_remember_is_copied_as_modules_are() -> None:
     told = again(Attention(), torch.full((2,), 1e20), by=attend)
     assert (told["operator"], told["function"]) == ("aten::mul.Tensor", "attend")
     assert (pages.tolist(), lengths) == ([0, 0, 0, 0], [0])
+
+
+class Chain(nn.Module):
+    """Products one after the other, some masked out again right away."""
+
+    def __init__(self, factors: list[tuple[float, bool]]) -> None:
+        super().__init__()
+        self.factors = factors
+
+    def forward(self, x: Any) -> Any:
+        for factor, masked in self.factors:
+            x = x * factor
+            if masked:
+                x = x.nan_to_num(nan=1.0, posinf=1.0, neginf=1.0)
+        return x
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0.25, 1.0, 3.0, 40.0, 300.0]), st.booleans()), min_size=1, max_size=8),
+    st.floats(1.0, 100.0),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_first_product_that_stays_too_large_is_named(factors: list[tuple[float, bool]], first: float) -> None:
+    """Against the same in float64: the last product that went beyond FP16 from a value within, and was not masked."""
+    x = float(torch.tensor(first, dtype=torch.float16))
+    number, cause = 0, None
+    for factor, masked in factors:
+        y = float(torch.tensor(x * factor, dtype=torch.float64).half())
+        if math.isinf(y) and not math.isinf(x):
+            cause = number
+        number += 1
+        if masked:
+            y, cause = (1.0, None) if math.isinf(y) else (y, cause)
+            number += 1
+        x = y
+    told = again(Chain(factors), torch.tensor([first]).half())
+    if cause is None:
+        assert "operator" not in told
+    else:
+        assert (told["operator"], told["before"], told["first_bad"]) == ("aten::mul.Tensor", cause, 0)
 
 
 # ---------------------------------------------------------------- mirrors
