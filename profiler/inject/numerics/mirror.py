@@ -123,13 +123,16 @@ class Mirror:
         if own.get("_compiled_call_impl") is not None or kind.__name__ == "OptimizedModule":
             raise Refused("compiled by torch.compile")
         copy = self._know(module, object.__new__(kind))
-        for name, each in own.items():
+        kept = held_by(copy)
+        for name, each in _attributes(module):
             if name in _HOOKS:
                 if any(not getattr(hook, "of_spikeprof", False) for hook in each.values()):
                     raise Refused("hooks of the program's own run in it")
-                copy.__dict__[name] = type(each)()
+                kept[name] = type(each)()
+            elif name in own:
+                kept[name] = self.of(each)
             else:
-                copy.__dict__[name] = self.of(each)
+                object.__setattr__(copy, name, self.of(each))
         return copy
 
 

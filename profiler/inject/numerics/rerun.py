@@ -164,10 +164,10 @@ class Rerun:
         if op.function._schema.name in _UNWRITTEN:
             given.zero_()
         self._keep(op.outputs, given)
-        if op.function._schema.is_mutable:
+        if op.writes:
             self._forget_aliases(op)
         bad = [look for look in before.values() if look is not None and look.bad]
-        for slot in _slots(op.outputs):
+        for slot in _slots(op.outputs, op.writes):
             look = self._look(slot.number)
             if look is not None and look.bad:
                 self._judge(number, op, slot.number, look, bad, told)
@@ -196,7 +196,7 @@ class Rerun:
         if isinstance(slots, (list, tuple)):
             for slot, value in zip(slots, given):  # noqa: B905 (Python 3.9)
                 self._keep(slot, value)
-        elif isinstance(slots, Slot):
+        elif isinstance(slots, Slot) and isinstance(given, self._torch.Tensor):
             if slots.number not in self._values:
                 self._held += given.numel() * given.element_size()
             self._values[slots.number] = given
@@ -210,11 +210,7 @@ class Rerun:
 
     def _forget_aliases(self, op: "Op") -> None:
         """What was seen of tensors in memory that this operator has written to."""
-        written = {
-            self._values[slot.number].untyped_storage().data_ptr()
-            for slot in _slots(op.args, op.kwargs)
-            if slot.number in self._values
-        }
+        written = {self._values[slot.number].untyped_storage().data_ptr() for slot in op.writes}
         for slot, value in self._values.items():
             if value.untyped_storage().data_ptr() in written:
                 self._looks.pop(slot, None)
@@ -224,8 +220,8 @@ class Rerun:
     def _look(self, slot: int) -> "Optional[Look]":
         """What is in the tensor of a slot; None where its numbers cannot be bad."""
         known = self._looks.get(slot)
-        if known is None:
-            tensor = self._values[slot]
+        tensor = self._values.get(slot)  # some operators give nothing where they could
+        if known is None and tensor is not None:
             known = look_at(tensor)
             if known is not None:
                 self._looks[slot] = known
@@ -240,10 +236,14 @@ class Rerun:
 
 def look_at(tensor: "Any") -> "Optional[Look]":
     """What is in a tensor; None where its numbers cannot be bad. Waits for the device."""
+    pairs = tensor.is_complex()
+    if pairs:
+        tensor = sys.modules["torch"].view_as_real(tensor.resolve_conj())
     form = FORMATS.get(str(tensor.dtype).rpartition(".")[2])
     if form is None or form.kind != FLOAT or not tensor.numel():
         return None
     amax, _, nan, inf, _, _, _, first_bad = scan_torch.scan(tensor, form)[:8]
+    first_bad = first_bad // 2 if pairs else first_bad
     wide = tensor.float() if tensor.element_size() == 1 else tensor  # FP8 cannot be compared
     return Look(form.value(amax), nan, inf, first_bad, plus=inf > 0 and bool((wide == math.inf).any()))
 

@@ -43,14 +43,13 @@ class Slot:
 
 
 class Op:
-    """One operator: its arguments with slots for tensors, the slots of what it gives, the line that it came from."""
+    """One operator: its arguments with slots for tensors, the slots of what it gives and of what it writes to."""
 
-    __slots__ = ("args", "function", "kwargs", "line", "outputs")
+    __slots__ = ("args", "function", "kwargs", "line", "outputs", "writes")
 
-    def __init__(
-        self, function: "Any", args: "Any", kwargs: "Any", outputs: "Any", line: "tuple[str, int, str]"
-    ) -> None:
-        self.function, self.args, self.kwargs, self.outputs, self.line = function, args, kwargs, outputs, line
+    def __init__(self, function: "Any", args: "Any", kwargs: "Any", outputs: "Any", writes: "list[Slot]") -> None:
+        self.function, self.args, self.kwargs, self.outputs, self.writes = function, args, kwargs, outputs, writes
+        self.line: tuple[str, int, str] = ("", 0, "")  # that it came from
 
 
 class Tape:
@@ -194,9 +193,11 @@ class _Recorder:
                         for value in (args, kwargs))  # fmt: skip
         given = func(*args, **kwargs)
         as_slot = lambda each: self._slot(each) if isinstance(each, tensor) else each  # noqa: E731
-        if func._schema.is_mutable:
-            self._note_writes(func, args, kwargs)
-        op = Op(func, mapped(as_slot, args), mapped(as_slot, kwargs), mapped(as_slot, given), self._line)
+        written = self._written_by(func, args, kwargs)
+        self._written.update(map(_memory, written))
+        writes = [self._slot(each) for each in written]
+        op = Op(func, mapped(as_slot, args), mapped(as_slot, kwargs), mapped(as_slot, given), writes)
+        op.line = self._line
         self._tape.ops.append(op)
         return given
 
@@ -205,13 +206,19 @@ class _Recorder:
         self._why = why
         raise Stopped(why)
 
-    def _note_writes(self, func: "Any", args: "Any", kwargs: "Any") -> None:
-        for at, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                value = kwargs.get(argument.name) if argument.name in kwargs else args[at] if at < len(args) else None
-                for each in value if isinstance(value, (list, tuple)) else (value,):
-                    if isinstance(each, self._torch.Tensor):
-                        self._written.add(_memory(each))
+    def _written_by(self, func: "Any", args: "Any", kwargs: "Any") -> "list[Any]":
+        found = []
+        schema = func._schema
+        if schema.is_mutable or "batch_norm" in schema.name:  # which does not say that it keeps statistics
+            for at, argument in enumerate(schema.arguments):
+                alias = argument.alias_info
+                if (alias is not None and alias.is_write) or argument.name in ("running_mean", "running_var"):
+                    value = kwargs[argument.name] if argument.name in kwargs else args[at] if at < len(args) else None
+                    found += [
+                        each for each in (value if isinstance(value, (list, tuple)) else (value,))
+                        if isinstance(each, self._torch.Tensor)
+                    ]  # fmt: skip
+        return found
 
     def written(self) -> "set[int]":
         """Slots of given tensors whose memory is written to."""

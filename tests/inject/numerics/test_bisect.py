@@ -164,6 +164,44 @@ def test_a_kernel_of_its_own_gets_no_address() -> None:
     assert Kernel.launched == 0
 
 
+def test_statistics_that_a_batch_norm_keeps_stay_as_they_are() -> None:
+    norm = nn.BatchNorm1d(2).train()
+    told = again(norm, torch.full((4, 2), 3e38))  # whose squares do not fit
+    assert told["operator"] == "aten::native_batch_norm"
+    assert (norm.running_mean.tolist(), norm.running_var.tolist()) == ([0, 0], [1, 1])
+    assert norm.num_batches_tracked.item() == 0
+
+
+def test_operators_that_write_and_give_nothing() -> None:
+    class Foreach(nn.Module):
+        def forward(self, x: Any) -> Any:
+            made = torch._foreach_mul([x, x], 1e30)
+            torch._foreach_mul_(made, 1e30)
+            return made[1]
+
+    told = again(Foreach(), torch.ones(3))
+    assert (told["operator"], told["output"]["inf"]) == ("aten::_foreach_mul_.Scalar", 3)
+
+
+def test_complex_numbers_are_pairs() -> None:
+    class Turned(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.view_as_real(torch.view_as_complex(x) * 1e30)
+
+    told = again(Turned(), torch.tensor([[1.0, 0.0], [1.0, 1e10]]))
+    assert (told["operator"], told["output"]["dtype"], told["first_bad"]) == ("aten::mul.Tensor", "complex64", 1)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_modules(kind: type[nn.Module]) -> None:
+    module = kind(2, 2, batch_first=True)
+    for each in module.parameters():
+        each.data.fill_(3e38)
+    x = 9 * torch.tensor([[[1.0, -1.0], [-1.0, 1.0], [2.0, -1.0]]])
+    assert module(x)[0].isnan().any()
+    assert again(module, x)["operator"].startswith("aten::")
+
+
 def test_memory_that_is_exchanged_ends_it() -> None:
     class Exchanges(nn.Module):
         def forward(self, x: Any) -> Any:
@@ -421,6 +459,15 @@ def test_a_mirror_keeps_what_was_one_thing_one_thing() -> None:
 
 
 def test_slots_are_attributes() -> None:
+    class Module(nn.Module):
+        __slots__ = ("by",)
+
+        def forward(self, x: Any) -> Any:
+            return x * self.by * self.by
+
+    module = Module()
+    object.__setattr__(module, "by", 1e30)
+    assert again(module, torch.ones(1))["before"] == 1
     made = Mirror(lambda tensor: tensor + 1).of(Slotted(torch.zeros(1)))
     assert made.keys.tolist() == made.private[0].tolist() == [1]
 
