@@ -131,8 +131,8 @@ class Looks:
         return sent[2] if sent is not None and sent[0]() is tensor and sent[1] == version else None
 
     def sent_of(self, ids: "set[int]") -> int:
-        """How many of these may be tensors that were scanned in this step."""
-        return len(self._sent.keys() & ids) if self._sent else 0
+        """How many of these are tensors that were scanned in this step; ids of those that have gone are used again."""
+        return sum(self._sent[each][0]() is not None for each in self._sent.keys() & ids) if self._sent else 0
 
     def flush(self, ends: bool = False) -> None:
         """Scan what waits; ``ends``: nothing more comes in this step."""

@@ -26,7 +26,7 @@ SCRATCH_WORDS = 16
 
 TILE_BYTES = 2048  # of a program's load: 16 bytes of each of its threads
 WARPS = 4
-STEPS = 4  # loads of a program in flight
+STEPS = 8  # loads of a program in flight
 
 _WORDS = tl.constexpr(records.RECORD_WORDS)
 _SEALED = tl.constexpr(records.SEALED)

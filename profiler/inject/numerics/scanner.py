@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 ROW_WORDS = 4
 _ITEMS = 1
 
-#: Parts of a tensor that one program takes by itself; programs that share a larger one, and those of one launch.
+#: Parts of a tensor that one program takes by itself; programs that share a larger one, and those of one launch. Four
+#: are on an SM at a time: more than that take turns, and the last turn fills a part of the GPU only. Elements of a byte
+#: have fewer bytes in flight, and gain from more.
 NARROW_PARTS = 4
-SHARE_MAX = 1056
-PROGRAMS = 2112
+SHARE_MAX = 528
+PROGRAMS = 1056
 
 
 class Unchecked(Exception):
@@ -99,7 +101,8 @@ class TritonScanner:
             except Exception:
                 self._short_way = False
                 self._launchers.clear()
-        self.memory.state[0], self._steps_due = -1, 0
+        self.memory.begin_anew()
+        self._steps_due = 0
 
     def _prove(self) -> None:
         torch, found, form = self._torch, [], FORMATS["float16"]
@@ -171,7 +174,8 @@ class TritonScanner:
         if not launch.wide:
             return 1
         parts: int = -(-launch.largest // self._kernels.part_items(launch.form, launch.strided))
-        return min(SHARE_MAX, max(PROGRAMS // launch.wide, 1), (parts + 1) // 2)
+        more = 2 if launch.form.item_bytes == 1 else 1
+        return min(more * SHARE_MAX, max(more * PROGRAMS // launch.wide, 1), (parts + 1) // 2)
 
     def _start(
         self, key: "tuple[int, bool]", form: "Format", programs: int, stream: int, numbers: "tuple[int, ...]"
