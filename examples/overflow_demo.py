@@ -114,6 +114,7 @@ def stepper(model: Model, x: Tensor, growth: Tensor, mode: str) -> Callable[[], 
         return step
     before = x.clone()
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         step()  # what is made at the first call must not be captured
     torch.cuda.current_stream().wait_stream(stream)
@@ -134,9 +135,9 @@ def main(arguments: list[str] | None = None) -> int:
     x = torch.randn(TOKENS, HIDDEN).to(**place)
     # 256² = 65536 does not fit: half a step before it, in bits, at the step before; half a step beyond at the step.
     x[:, 0] = 256 * GROWTH ** (0.5 - options.step)
-    growth = torch.ones(HIDDEN)
+    growth = torch.ones(HIDDEN, **place)  # held here: a graph reads it at each replay
     growth[0] = GROWTH
-    step = stepper(model, x, growth.to(**place), options.mode)
+    step = stepper(model, x, growth, options.mode)
     finite = []
     for _ in range(options.steps):
         step()

@@ -24,9 +24,10 @@ tl = sys.modules["triton.language"]
 #: Words of a row of the scratch memory: the first eight statistics, programs that are done, bad rows.
 SCRATCH_WORDS = 16
 
-TILE_BYTES = 2048  # of a program's load: 16 bytes of each of its threads
-WARPS = 4
-STEPS = 8  # loads of a program in flight
+#: Bytes of a program's load, 16 of each of its threads; loads in flight; registers of a thread, 0 for as many as it
+#: likes. What is best differs for elements of one byte: there is more to be computed, and threads hide it.
+_USUAL, _OF_BYTES = (2048, 8, 0), (4096, 4, 64)
+_BYTES_OF_A_WARP = 512
 
 _WORDS = tl.constexpr(records.RECORD_WORDS)
 _SEALED = tl.constexpr(records.SEALED)
@@ -45,17 +46,26 @@ def constants(form, strided, pairs):
     ``pairs``: 0 = one magnitude at a time, 1 = two in a word where that goes, 2 = by instructions made for it.
     """
     in_pairs = not strided and form.item_bytes <= 2 and form.kind != formats.NIBBLES
+    size, steps, registers = _loads(form, strided)
     return {
         "PAIRS": pairs if in_pairs else 0,
         "BYTES": form.item_bytes, "KIND": form.kind, "MASK": form.sign_mask, "SPECIAL": form.special,
         "INFINITE": form.infinity, "LARGEST": form.largest, "NORMAL": form.normal, "STRIDED": strided,
-        "TILE": TILE_BYTES // form.item_bytes, "STEPS": 1 if strided else STEPS,
+        "TILE": size // form.item_bytes, "STEPS": steps, "num_warps": size // _BYTES_OF_A_WARP,
+        **({"maxnreg": registers} if registers and in_pairs and pairs == 2 else {}),
     }  # fmt: skip
 
 
 def part_items(form, strided):
     """Items that a program loads at a time."""
-    return (1 if strided else STEPS) * TILE_BYTES // form.item_bytes
+    size, steps, _ = _loads(form, strided)
+    return size * steps // form.item_bytes
+
+
+def _loads(form, strided):
+    if strided:
+        return _USUAL[0], 1, 0
+    return _OF_BYTES if form.item_bytes == 1 else _USUAL
 
 
 @triton.jit(do_not_specialize=["row", "wide", "share", "steps", "every", "when_ns"])

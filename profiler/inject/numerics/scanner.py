@@ -137,7 +137,8 @@ class TritonScanner:
         strided = bool(address % 16) or not tensor.is_contiguous()  # it is read 16 bytes at a time
         row = [address, items, tag, records.form_of(tensor, items) | scanned]
         shape = self.shape_of(tensor) if strided else []
-        self.scan([Launch(form, strided, self.is_wide(items, form, strided), row, shape)], self.stream_of(self.index))
+        wide = int(self.is_wide(items, form, strided))  # a bool would be another type to the compiler
+        self.scan([Launch(form, strided, wide, row, shape)], self.stream_of(self.index))
 
     def scan(self, launches: "list[Launch]", stream: int) -> None:
         """Launch scans of what a stream has made."""
@@ -190,7 +191,6 @@ class TritonScanner:
             return
         constants = self._ready[key] = {
             **self._kernels.constants(form, key[1], self._pairs), "RING": RING_RECORDS, "CLOCK": self._on_gpu,
-            "num_warps": self._kernels.WARPS,
         }  # fmt: skip
         with warnings.catch_warnings():  # of the compiler, on the program's standard error
             warnings.simplefilter("ignore")
