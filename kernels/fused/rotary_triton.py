@@ -50,10 +50,12 @@ def rotary_kernel(q, k, positions, table, q_out, k_out,
     channel = tl.arange(0, WIDTH)
     angle = table + inside * (2 * HALF) + channel
     # Every head and, mostly, every sequence reads the same ones.
-    cos, sin = _angles(angle, channel, HALF, WIDTH), _angles(angle + HALF, channel, HALF, WIDTH)
-    known = channel * 0 + position == channel * 0 + inside  # a block: the interpreter takes no mask made of scalars
-    cos, sin = tl.where(known, cos, float("nan"))[None, :], tl.where(known, sin, float("nan"))[None, :]
-    low, high = first * cos - second * sin, second * cos + first * sin
+    cos = _angles(angle, channel, HALF, WIDTH)[None, :]
+    sin = _angles(angle + HALF, channel, HALF, WIDTH)[None, :]
+    # 0, or NaN where the table lacks the position: of scalars, so that a thread needs no more registers than an SM has
+    # for 2,048 of them.
+    lacking = tl.where(position == inside, 0.0, float("nan"))
+    low, high = first * cos - second * sin + lacking, second * cos + first * sin + lacking
     if block < q_blocks:
         _store(q_out + token * heads * (2 * HALF), low, high, head, heads, HALF, WIDTH)
     else:
