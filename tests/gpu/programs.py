@@ -115,6 +115,35 @@ def steady(steps: int = 300) -> None:
     print("done", steps)
 
 
+def flips(seconds: int = 4) -> None:
+    """Eager launches as fast as they go, while another thread switches recording every 3 ms; prints how often."""
+    import threading
+
+    import torch
+    from _spikeprof.hooks import the_agent  # type: ignore[import-not-found]
+
+    agent, over, count = the_agent(), threading.Event(), 0
+
+    def flip() -> None:
+        nonlocal count
+        while not over.wait(0.003):
+            count += 1
+            agent.set_condition("off", "a test" if count % 2 else None)
+        agent.set_condition("off", None)
+
+    x = torch.ones(1000, device="cuda")
+    thread = threading.Thread(target=flip)
+    thread.start()
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for _ in range(100):
+            x.add_(1)
+        torch.cuda.synchronize()
+    over.set()
+    thread.join()
+    print(count)
+
+
 def workers(count: int = 2) -> None:
     """Spawned workers that use CUDA, and forked ones that do not."""
     import multiprocessing
@@ -155,5 +184,5 @@ def _worker(number: int) -> None:
 
 if __name__ == "__main__":
     name, *numbers = sys.argv[1:]
-    programs = (guest, killed, memory_patterns, ranks, replays, steady, workers)
+    programs = (flips, guest, killed, memory_patterns, ranks, replays, steady, workers)
     {program.__name__: program for program in programs}[name](*map(int, numbers))

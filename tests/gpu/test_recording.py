@@ -118,6 +118,16 @@ def test_duty_windows_lose_only_what_is_in_flight(tmp_path: Path, window: str) -
     assert launched(trace).mean() > 0.95
 
 
+def test_switching_as_fast_as_can_be_while_another_thread_launches_does_no_harm(tmp_path: Path) -> None:
+    """It ended the program, or put all later kernels under one id, when copies or calls were switched, too."""
+    done, trace = record(tmp_path / "t", ["flips"])
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 300
+    correlation = trace.column("kernels", "correlation_id")
+    assert len(np.unique(correlation)) == len(correlation) > 10_000
+    assert launched(trace).mean() > 0.95
+
+
 def test_workers_are_recorded_each_and_forked_bystanders_are_not_touched(tmp_path: Path) -> None:
     done, trace = record(tmp_path / "t", ["workers", "2"])
     assert done.stdout == "[0, 0]\n", done.stderr
