@@ -120,7 +120,7 @@ def flips(seconds: int = 4) -> None:
     import threading
 
     import torch
-    from _spikeprof.hooks import the_agent  # type: ignore[import-not-found]
+    from _spikeprof.hooks import the_agent
 
     agent, over, count = the_agent(), threading.Event(), 0
 
