@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from fault_matrix import Fault, Three, check, faults, said  # noqa: E402
 from torch import nn  # noqa: E402
 
 import spikeprof  # noqa: E402
@@ -58,7 +59,7 @@ class All(nn.Module):
             module()
 
 
-def check(watched: Watch, model: All, step: int) -> None:
+def compare(watched: Watch, model: All, step: int) -> None:
     """Every record of the step against a scan of the same tensor by torch on the CPU."""
     rows = {row["module"]: row for row in watched.stats() if row["step"] == step}
     assert len(rows) == len(model._modules)
@@ -87,16 +88,16 @@ def test_every_dtype_and_view_eager_and_replayed() -> None:
     model = All()
     with spikeprof.watch(model) as watched:
         model()
-        check(watched, model, 0)
+        compare(watched, model, 0)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             model()
         for turn in range(5):
             spoil(model, turn)
             model()
-            check(watched, model, 1 + 2 * turn)
+            compare(watched, model, 1 + 2 * turn)
             graph.replay()
-            check(watched, model, 2 + 2 * turn)
+            compare(watched, model, 2 + 2 * turn)
     assert watched.remarks == []
     assert [place for place in watched.unchecked if place[0]] == []
 
@@ -139,6 +140,26 @@ def test_scales_on_the_device_are_taken_into_account() -> None:
         row["module"]: (row["real_amax_value"], row["real_dtype"]) for row in watched.stats() if row["role"] == "kv"
     }
     assert found == {"symmetric": (512.0, "float16"), "asymmetric": (800.0, "float16")}
+
+
+@pytest.mark.parametrize("fault", faults(), ids=str)
+@pytest.mark.parametrize("mode", ["eager", "graph", "compiled"])
+def test_every_fault_is_found_in_the_right_module(mode: str, fault: Fault) -> None:
+    if mode == "compiled" and fault.view != "whole":
+        pytest.skip("what is compiled gives a copy")
+    model = Three(fault, "cuda", copies=mode == "compiled")
+    called: Any = torch.compile(model) if mode == "compiled" else model
+    with torch.no_grad(), spikeprof.watch(called) as watched:
+        called()
+        if mode == "graph":
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                model()
+            called = graph.replay
+        assert said(watched).findings == ()
+        fault.put(model.faulty.base)
+        called()
+        check(fault, watched, module="(model)" if mode == "compiled" else "faulty")
 
 
 def test_one_bad_element_of_ten_million() -> None:
@@ -195,7 +216,7 @@ def test_outputs_of_several_streams_in_one_step() -> None:
         assert (found["first"], found["second"]) == expected
 
 
-@pytest.mark.parametrize("preset", ["tiny", "100m", "240m"])
+@pytest.mark.parametrize("preset", ["tiny", "100m", "240m", "1b", "3b", "7b"])
 def test_healthy_models_in_fp16_raise_no_alarm(preset: str) -> None:
     from spikeprof.kernels.engine import Engine
 
@@ -206,3 +227,7 @@ def test_healthy_models_in_fp16_raise_no_alarm(preset: str) -> None:
     assert {row["dtype"] for row in rows} == {"float16"}
     assert not [row for row in rows if row["nan_count"] or row["inf_count"] or row["saturated_count"]]
     assert len({row["step"] for row in rows}) >= 8
+    result = said(watched)
+    print(preset, "headroom in bits", result.metric("float16_headroom_bits"))
+    assert [finding.rule for finding in result.findings if finding.severity != "info"] == []
+    assert (result.metric("float16_headroom_bits") or 0.0) > 2
