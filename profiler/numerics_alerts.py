@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from spikeprof.profiler.assemble.numerics import Numerics, Point
+from spikeprof.profiler.assemble.numerics import Numerics, Point, are_whole
 from spikeprof.profiler.inject.numerics import records as layout
 from spikeprof.profiler.inject.numerics.formats import BY_NUMBER, FLOAT, NIBBLES
 
@@ -147,29 +147,28 @@ class AlertReader:
                 return
 
     def _alerts(self, process: _Process, device: int, unix_ns: int, words: Ints) -> Iterator[NumericsAlert]:
-        whole = np.bitwise_xor.reduce(words, axis=1) == layout.SEAL
-        words = words[whole & np.isin((words[:, layout.TAG] >> 24) & 0xFF, list(BY_NUMBER))]
-        words = words[np.lexsort((words[:, layout.TAG] >> 32, words[:, layout.STEP]))]
+        words = words[are_whole(words)]
+        words = words[np.lexsort((layout.order_of(words[:, layout.TAG]), words[:, layout.STEP]))]
         tag, step = words[:, layout.TAG], words[:, layout.STEP]
-        forms = (tag >> 24) & 0xFF
+        forms = layout.format_of(tag)
         bad = words[:, _COLUMN["nan"]] + words[:, _COLUMN["inf"]]
         spoilt = np.flatnonzero(bad > 0)
         firsts = spoilt[np.unique(step[spoilt], return_index=True)[1]]
         pages = [number for number, point in process.told.points.items() if point.role == "kv"]
-        limits = np.maximum(_SHARES[forms], np.where(np.isin(tag & 0xFFFFFF, pages), SATURATED_SHARE_KV, 0.0))
+        limits = np.maximum(_SHARES[forms], np.where(np.isin(layout.point_of(tag), pages), SATURATED_SHARE_KV, 0.0))
         shares = words[:, _COLUMN["saturated"]] / np.maximum(words[:, layout.ELEMENTS], 1)
         near = np.flatnonzero((words[:, _COLUMN["amax"]] > _NEAR_BITS[forms]) | (shares >= limits))
         nears = near[np.unique(tag[near] & _POINT_AND_FORM, return_index=True)[1]]
         for row in np.sort(np.concatenate([firsts, nears])).tolist():
             form = BY_NUMBER[int(forms[row])]
-            point = process.told.points.get(int(tag[row]) & 0xFFFFFF, _UNNAMED)
+            point = process.told.points.get(layout.point_of(int(tag[row])), _UNNAMED)
             if not bad[row]:
                 severity = "warning"
                 rule = "near-overflow" if form.kind == FLOAT else "int8-saturation"
                 value, limit = float(shares[row]), float(limits[row])
                 if form.item_bytes > 1:
                     value, limit = form.value(int(words[row, _COLUMN["amax"]])) or 0.0, form.limit
-            elif process.is_first(device, int(step[row]), int(tag[row] >> 32)):
+            elif process.is_first(device, int(step[row]), int(layout.order_of(tag[row]))):
                 rule, severity, value, limit = "overflow", "critical", float(bad[row]), 0.0
             else:
                 continue

@@ -28,7 +28,6 @@ from spikeprof.profiler.inject.numerics.watch import ROLES, Numerics
 KEPT_MAX = 1 << 20
 
 _WORDS = struct.Struct(f"<{records.RECORD_WORDS}q")
-_SCANNED = ("at_once", "later", "changed")
 
 
 class Watch:
@@ -90,10 +89,12 @@ class Watch:
         """
         self._drain_all()
         every = [_WORDS.unpack(record) for record in self._records]
-        every.sort(key=lambda words: (words[records.STEP], words[records.TAG] >> 32))
+        every.sort(key=lambda words: (words[records.STEP], records.order_of(words[records.TAG])))
         whole = [words for words in every if records.is_whole(words)]
         self._learn()
-        return self._with_scales([self._row(words) for words in whole], [w[records.TAG] & 0xFFFFFF for w in whole])
+        return self._with_scales(
+            [self._row(words) for words in whole], [records.point_of(w[records.TAG]) for w in whole]
+        )
 
     def bisect(self) -> dict[str, Any] | None:
         """The operator that gave the first bad value; None where no scan saw one, and under ``spikeprof run``.
@@ -171,13 +172,13 @@ class Watch:
 
     def _row(self, words: tuple[int, ...]) -> dict[str, Any]:
         tag = words[records.TAG]
-        form = BY_NUMBER[tag >> 24 & 0xFF]
-        path, class_name, role = self._points.get(tag & 0xFFFFFF, ("", "", ""))
+        form = BY_NUMBER[records.format_of(tag)]
+        path, class_name, role = self._points.get(records.point_of(tag), ("", "", ""))
         found = dict(zip(records.STATISTICS, words[records.FIRST_STATISTIC :], strict=False))
         items, laid_out = words[records.ELEMENTS] // (2 if form.kind == NIBBLES else 1), words[records.LAID_OUT]
         return {
             "step": words[records.STEP],
-            "order": tag >> 32,
+            "order": records.order_of(tag),
             "module": path,
             "class_name": class_name,
             "role": role,
@@ -190,7 +191,7 @@ class Watch:
             "dimensions_count": records.dimensions_of(laid_out),
             "rows_count": records.rows_of(items, laid_out),
             "bad_rows": found["bad_rows"] % (1 << 64),
-            "scanned": _SCANNED[laid_out & records.WHEN],
+            "scanned": records.SCANNED[laid_out & records.WHEN],
             "t_ns": words[records.TIME],
         }
 

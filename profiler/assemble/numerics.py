@@ -193,7 +193,7 @@ def _devices(path: Path) -> Iterator[_Device]:
         frames.setdefault(device, []).append((unix_ns, words))
     for found in frames.values():
         pieces = [words for _, words in found]
-        good = [_whole(words) for words in pieces]
+        good = [are_whole(words) for words in pieces]
         tickets = np.concatenate([words[fine, layout.TICKET] for words, fine in zip(pieces, good, strict=True)])
         damaged = sum(len(fine) - int(np.count_nonzero(fine)) for fine in good)
         _, first = np.unique(tickets, return_index=True)  # one may have been read twice
@@ -209,9 +209,9 @@ def _devices(path: Path) -> Iterator[_Device]:
         yield _Device(pieces, good, ahead, damaged, max(missing, 0))
 
 
-def _whole(words: Ints) -> npt.NDArray[np.bool_]:
-    """Which records are whole, and of a format that is known."""
-    known = np.isin((words[:, layout.TAG] >> 24) & 0xFF, list(BY_NUMBER))
+def are_whole(words: Ints) -> npt.NDArray[np.bool_]:
+    """Which records [n, words] are whole, and of a format that is known."""
+    known = np.isin(layout.format_of(words[:, layout.TAG]), list(BY_NUMBER))
     return np.asarray((np.bitwise_xor.reduce(words, axis=1) == layout.SEAL) & (words[:, layout.TICKET] > 0) & known)
 
 

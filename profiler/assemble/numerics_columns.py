@@ -19,13 +19,11 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-SCANNED = ("at_once", "later", "changed")
-
 
 def columns(rank: int, rows: Ints, told: Numerics, t0_unix_ns: int) -> pa.Table:
     """Rows of ``tensor_stats`` from records [n, words] of one process."""
     tag, laid_out = rows[:, layout.TAG], rows[:, layout.LAID_OUT]
-    forms, points = (tag >> 24) & 0xFF, tag & 0xFFFFFF
+    forms, points = layout.format_of(tag), layout.point_of(tag)
     statistics = dict(zip(layout.STATISTICS, rows[:, layout.FIRST_STATISTIC : layout.LAID_OUT].T, strict=True))
     has_rows = ~np.isin(points, list(told.rows_unknown))
     distinct, place = np.unique(points, return_inverse=True)
@@ -39,7 +37,7 @@ def columns(rank: int, rows: Ints, told: Numerics, t0_unix_ns: int) -> pa.Table:
     values = {
         "rank": np.full(len(rows), rank, np.int32),
         "step": rows[:, layout.STEP],
-        "order": tag >> 32,
+        "order": layout.order_of(tag),
         "module": _texts(place, names),
         "class_name": _texts(place, [one.class_name if one else "" for one in known]),
         "role": _texts(place, [one.role if one else "" for one in known]),
@@ -54,7 +52,7 @@ def columns(rank: int, rows: Ints, told: Numerics, t0_unix_ns: int) -> pa.Table:
         "dimensions_count": layout.dimensions_of(laid_out),
         "rows_count": np.where(has_rows, _rows_count(rows[:, layout.ELEMENTS], laid_out, forms), 0),
         "bad_rows": np.where(has_rows, statistics["bad_rows"].astype(np.int64).view(np.uint64), np.uint64(0)),
-        "scanned": _texts(np.minimum(laid_out & layout.WHEN, layout.CHANGED), list(SCANNED)),
+        "scanned": _texts(np.minimum(laid_out & layout.WHEN, layout.CHANGED), list(layout.SCANNED)),
         "t_ns": rows[:, layout.TIME] - t0_unix_ns,
     }
     spec = TABLES["tensor_stats"].arrow

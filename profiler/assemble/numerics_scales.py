@@ -36,8 +36,8 @@ def real_magnitudes(rows: Ints, amax: Floats, scales: Mapping[int, Scale], same:
     ``amax`` are values of the records' largest magnitudes, ``same`` points of which only another one is scanned. Of the
     scans of a scale the next one in the step counts, or else the last one before.
     """
-    points = rows[:, layout.TAG] & 0xFFFFFF
-    when = rows[:, layout.STEP] << 32 | rows[:, layout.TAG] >> 32
+    points = layout.point_of(rows[:, layout.TAG])
+    when = rows[:, layout.STEP] << 32 | layout.order_of(rows[:, layout.TAG])
     real = np.full(len(rows), np.nan)
     for point, scale in scales.items():
         own = np.flatnonzero(points == point)

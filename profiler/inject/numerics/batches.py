@@ -141,7 +141,7 @@ class Batches:
                 looks.unchecked(place.path, str(why) if isinstance(why, Unchecked) else "a tensor without memory")
                 plan.lasting = False
                 continue
-            tag = (waiting.begin + at) << 32 | form.number << 24 | spot.point
+            tag = records.tag_of(waiting.begin + at, form.number, spot.point)
             row = [address, items, tag, records.form_of(tensor, items)]
             forms[form.number] = form
             own = groups.setdefault((form.number, strided), [])
@@ -168,5 +168,5 @@ def held(plan: Plan, waiting: "Waiting") -> "list[tuple[Any, Spot, Optional[int]
         for at, tag in zip(scanned, launch.rows[2::ROW_WORDS]):  # noqa: B905
             version = waiting.versions[at] if waiting.versions else None
             rows.append((waiting.tensors[at], waiting.spots[at], version, tag))
-    rows.sort(key=lambda row: row[3] >> 32)
+    rows.sort(key=lambda row: records.order_of(row[3]))
     return rows

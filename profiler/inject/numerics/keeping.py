@@ -14,6 +14,7 @@ from ..interrupts import is_ours
 from . import store as stores
 from .inputs import autocast_now
 from .mirror import CALLED, Mirror, Refused
+from .records import order_of
 from .roots import Hook
 from .store import Call, Store, span
 
@@ -152,12 +153,12 @@ class Keeping:
         for _, spot, _, tag in held:
             place = places[spot.point]
             if place.role in ("output", "input"):
-                order = tag >> 32
+                order = order_of(tag)
                 own = self._call(place.root, place.path, order) if place.role == "output" else None
                 rows.append((order, place, own, self._around(place, order)))
         if rows:
             store.add(rows[0][0], rows, stream)
-        self._let_go(held[-1][3] >> 32)
+        self._let_go(order_of(held[-1][3]))
 
     def _call(self, root: int, path: str, order: int) -> "Optional[Call]":
         return next((call for call in reversed(self._calls.get((root, path), ())) if call.order <= order), None)

@@ -95,10 +95,10 @@ class Keeper:
 
     def saw(self, step: int, tag: int, now: bool = False) -> None:
         """A bad record. ``now``: its module is just ending, in this thread."""
-        key = step, tag >> 32
+        key = step, records.order_of(tag)
         if self._told or (self.key is not None and key >= self.key):
             return
-        place = self._numerics.looks.places.get(tag & 0xFFFFFF)
+        place = self._numerics.looks.places.get(records.point_of(tag))
         if place is not None:
             try:
                 modules = culprits(self._numerics.model(place.root), place)

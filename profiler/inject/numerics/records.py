@@ -1,6 +1,6 @@
 """The record that a scan writes: sixteen 64-bit words, and what the file of them looks like.
 
-Words: ticket + 1, step, order << 32 | point, nanoseconds, elements, then the statistics in the order of ``STATISTICS``,
+Words: ticket + 1, step, tag (``tag_of``), nanoseconds, elements, then the statistics in the order of ``STATISTICS``,
 how the tensor lay and when it was scanned (``form_of``), and last the exclusive or of all others with ``SEAL``: a
 record that was read while it was written is known by it.
 
@@ -28,6 +28,9 @@ SEAL = 0x5349_5A4E
 #: When a tensor was scanned: as soon as its module ended, a little later, or later and after it had been written again.
 AT_ONCE, LATER, CHANGED = range(3)
 WHEN = 3  # these bits of the word
+SCANNED = ("at_once", "later", "changed")  # their names in ``tensor_stats``
+
+POINTS_MAX = (1 << 24) - 1
 
 ROWS_MAX = 64  # with a bit of their own
 DIMENSIONS_SHIFT, ROW_SHIFT = 2, 8
@@ -39,6 +42,26 @@ FRAME_HEADER = struct.Struct("<QQqq")  # magic, payload bytes, unix ns, device
 SUFFIX = ".num"
 
 _WORDS = struct.Struct("<%dq" % RECORD_WORDS)
+
+
+def tag_of(order: int, form: int, point: int) -> int:
+    """Which scan of its step it is, of which format (by number), and of what: the word ``TAG``."""
+    return order << 32 | form << 24 | point
+
+
+def order_of(tag: "Any") -> "Any":
+    """Which scan of its step it is, from the word ``TAG``; also of many, as the next two."""
+    return tag >> 32
+
+
+def format_of(tag: "Any") -> "Any":
+    """The number of the format."""
+    return tag >> 24 & 0xFF
+
+
+def point_of(tag: "Any") -> "Any":
+    """What was scanned."""
+    return tag & POINTS_MAX
 
 
 def form_of(tensor: "Any", items: int) -> int:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .formats import Format
     from .launcher import Launcher
 
-#: Of a row of the table: address, items, order << 32 | format << 24 | point, how it lies and when it is scanned.
+#: Of a row of the table: address, items, tag, how it lies and when it is scanned (records.py).
 ROW_WORDS = 4
 _ITEMS = 1
 
@@ -131,11 +131,11 @@ class TritonScanner:
         """Sizes and strides for the table. Raises Unchecked."""
         return merged(tensor, self._kernels.DIMENSIONS)
 
-    def add(self, tensor: "Any", form: "Format", tag: int, scanned: int = records.AT_ONCE) -> None:
+    def add(self, tensor: "Any", form: "Format", tag: int) -> None:
         """Scan one tensor in a launch of its own. Raises Unchecked."""
         items, address = tensor.numel(), tensor.data_ptr()
         strided = bool(address % 16) or not tensor.is_contiguous()  # it is read 16 bytes at a time
-        row = [address, items, tag, records.form_of(tensor, items) | scanned]
+        row = [address, items, tag, records.form_of(tensor, items) | records.AT_ONCE]
         shape = self.shape_of(tensor) if strided else []
         wide = int(self.is_wide(items, form, strided))  # a bool would be another type to the compiler
         self.scan([Launch(form, strided, wide, row, shape)], self.stream_of(self.index))
