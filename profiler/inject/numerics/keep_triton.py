@@ -21,7 +21,7 @@ CALL_WORDS = 2 + 2 * TENSORS_MAX
 #: Words about what was kept: row + 1, programs that are done, the word of the bad scan.
 KEPT_WORDS = 4
 
-#: The word of the scanner's state that tells of the last bad step and the first bad scan in it, see ``bad_word``.
+#: The word of the scanner's state that tells of the last bad step and the first bad scan in it, see ``note_bad``.
 BAD_WORD = 3
 LAST_ORDER = (1 << 32) - 1
 

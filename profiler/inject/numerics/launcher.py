@@ -3,11 +3,12 @@
 Triton looks at every argument anew, compile-time ones too, which takes the host 20 us and more. What it has compiled is
 an ordinary function of the driver: pointers and numbers in the order of its source, and behind them pointers to scratch
 memory, none here, as many as its version has. That is read from the function's own code; if it is not so, there is no
-short way.
+short way, nor for what is launched once for each graph (store.py).
 """
 
 import ctypes
 import re
+from contextlib import nullcontext
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -42,6 +43,15 @@ class Launcher:
         )
         if error:
             raise RuntimeError("cuLaunchKernel failed: error %d" % error)
+
+
+def on_stream(torch: "Any", device: "Any", stream: int) -> "Any":
+    """The context in which what Triton launches goes to this stream of a device, known by its handle."""
+    cuda = torch.cuda
+    if device.type != "cuda" or torch._C._cuda_getCurrentRawStream(device.index or 0) == stream:
+        return nullcontext()
+    # To ExternalStream the default stream's 0 is no stream.
+    return cuda.stream(cuda.ExternalStream(stream, device=device) if stream else cuda.default_stream(device))
 
 
 def launcher_for(compiled: "Any", pointers: "tuple[Any, ...]", count: int) -> "Optional[Launcher]":

@@ -6,6 +6,7 @@ said so. A ring that is full is written over: the tickets tell how many records 
 """
 
 import ctypes
+import sys
 from array import array
 
 from .records import RECORD_BYTES, RECORD_WORDS
@@ -36,12 +37,9 @@ class Memory:
         rows = PASSING_ROWS + LASTING_ROWS
         pinned = device.type == "cuda"
 
-        def host(*sizes: int) -> "Any":
-            return torch.zeros(*sizes, dtype=torch.int64, device="cpu", pin_memory=pinned)
-
         with torch.inference_mode(False), torch.no_grad():
-            self.table, self.shapes = host(rows, table_words), host(rows, shape_words)
-            self.finished, self.ring = host(rows), host(RING_RECORDS, RECORD_WORDS)
+            self.table, self.shapes = words_for(device, rows, table_words), words_for(device, rows, shape_words)
+            self.finished, self.ring = words_for(device, rows), words_for(device, RING_RECORDS, RECORD_WORDS)
             # Step and tickets so far, programs that are done, the last bad step: no step has begun.
             self.state = torch.tensor([-1, 0, 0, 0], dtype=torch.int64, device=device)
             self.scratch = torch.zeros(rows, scratch_words, dtype=torch.int64, device=device)
@@ -152,6 +150,12 @@ def memory_for(torch: "Any", device: "Any", table_words: int, shape_words: int, 
         if each.device == device and each.take_over():
             return each
     return Memory(torch, device, table_words, shape_words, scratch_words)
+
+
+def words_for(device: "Any", *sizes: int) -> "Any":
+    """A tensor of zeros, int64, on the host, which this device reads and writes by itself."""
+    torch = sys.modules["torch"]
+    return torch.zeros(*sizes, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
 
 
 def words_of(tensor: "Any") -> memoryview:

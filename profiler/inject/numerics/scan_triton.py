@@ -5,7 +5,7 @@ counts zeros and what is below normal; only where the largest magnitude reaches 
 read again for the rest. Programs of one tensor meet in integer atomics, so that the order does not matter; the last
 one writes the record. Nothing is allocated, nothing waits: the kernels can be captured into CUDA graphs.
 
-Loaded only where a program that is watched has torch and Triton: this file, tiles_triton.py and bad_triton.py.
+Loaded only where a program that is watched has torch and Triton: this file, and the others named ``*_triton.py``.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 # mypy: disable-error-code="misc,name-defined"
@@ -76,8 +76,9 @@ def spikeprof_numerics_scan(table, shapes, finished, ring, state, scratch, row, 
                             CLOCK: tl.constexpr):  # fmt: skip
     """The tensors in the table from ``row`` on: ``share`` programs for each of the first ``wide``, one for the others.
 
-    ``state`` is [step, tickets, programs that are done] int64. ``steps`` more steps have begun with this launch: its
-    last program counts them. Nothing else is done in steps that are no multiple of ``every``.
+    ``state`` is [step, tickets, programs that are done, first bad scan (see keep_triton.py)] int64. ``steps`` more
+    steps have begun with this launch: its last program counts them. Nothing else is done in steps that are no multiple
+    of ``every``.
     """
     step = tl.load(state) + steps
     looked_at = every == 1

@@ -5,7 +5,7 @@ from array import array
 
 from . import records, scan_torch
 from .formats import FORMATS
-from .launcher import launcher_for
+from .launcher import launcher_for, on_stream
 from .memory import RING_RECORDS, memory_for
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -204,13 +204,8 @@ class TritonScanner:
         self, constants: "dict[str, Any]", programs: int, stream: int, numbers: "tuple[int, ...]"
     ) -> "Any":
         kernel = self._kernels.spikeprof_numerics_scan[(programs,)]
-        arguments = (*self._pointers(), *numbers)
-        if self._on_gpu and self.stream_of(self.index) != stream:
-            cuda = self._torch.cuda  # to which the default stream's 0 is no stream of somebody else's
-            external = cuda.ExternalStream(stream, device=self._device) if stream else None
-            with cuda.stream(external or cuda.default_stream(self._device)):
-                return kernel(*arguments, **constants)
-        return kernel(*arguments, **constants)
+        with on_stream(self._torch, self._device, stream):
+            return kernel(*self._pointers(), *numbers, **constants)
 
     def _pointers(self) -> "tuple[Any, ...]":
         memory = self.memory

@@ -2,9 +2,11 @@
 
 import warnings
 from array import array
+from contextlib import nullcontext
 
 from .inputs import Input
-from .memory import words_of
+from .launcher import on_stream
+from .memory import words_for, words_of
 from .mirror import Mirror
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -24,18 +26,8 @@ class Call:
     """A call of a module in a capture. ``tensors`` are held until the scans of what it gives are launched."""
 
     __slots__ = (
-        "args",
-        "autocast",
-        "closed",
-        "kwargs",
-        "nbytes",
-        "number",
-        "order",
-        "path",
-        "stands",
-        "tensors",
-        "why",
-    )
+        "args", "autocast", "closed", "kwargs", "nbytes", "number", "order", "path", "stands", "tensors", "why",
+    )  # fmt: skip
 
     def __init__(self, path: str, order: int) -> None:
         self.path = path
@@ -64,14 +56,11 @@ class Store:
     """Of one GPU: the table of all graphs, and the memory for what is kept."""
 
     def __init__(self, torch: "Any", device: "Any", kernels: "ModuleType", state: "Any") -> None:
-        pinned = device.type == "cuda"
         self._torch, self._device, self._kernels, self._state = torch, device, kernels, state
 
-        def host(*sizes: int) -> "Any":
-            return torch.zeros(*sizes, dtype=torch.int64, device="cpu", pin_memory=pinned)
-
         with torch.inference_mode(False), torch.no_grad():
-            self._rows, self._calls = host(ROWS_MAX, kernels.ROW_WORDS), host(CALLS_MAX, kernels.CALL_WORDS)
+            self._rows = words_for(device, ROWS_MAX, kernels.ROW_WORDS)
+            self._calls = words_for(device, CALLS_MAX, kernels.CALL_WORDS)
             self.kept = torch.zeros(kernels.KEPT_WORDS, dtype=torch.int64, device=device)
             self.buffer = torch.zeros(BYTES_MAX, dtype=torch.int8, device=device)
         self._row_words, self._call_words = words_of(self._rows), words_of(self._calls)
@@ -81,7 +70,7 @@ class Store:
         with warnings.catch_warnings():  # of the compiler, on the program's standard error
             warnings.simplefilter("ignore")
             self._launch(0, 0, 0, self._stream())  # compiled and loaded now: in a capture that might end it
-        if pinned:
+        if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # replays may be on other streams
 
     def add(
@@ -131,19 +120,12 @@ class Store:
         return int(self._torch._C._cuda_getCurrentRawStream(self._device.index))
 
     def _launch(self, row: int, order: int, count: int, stream: int) -> None:
-        kernels, cuda = self._kernels, self._torch.cuda
+        kernels, device = self._kernels, self._device
         kernel = kernels.spikeprof_numerics_keep[(kernels.PROGRAMS,)]
         pointers = self._state, self._rows, self._calls, self.kept, self.buffer
-        if self._device.type != "cuda":
+        there = self._torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+        with there, on_stream(self._torch, device, stream):
             kernel(*pointers, row, order, count, num_warps=kernels.WARPS)
-            return
-        with cuda.device(self._device):
-            if stream == self._stream():
-                kernel(*pointers, row, order, count, num_warps=kernels.WARPS)
-                return
-            there = cuda.ExternalStream(stream, device=self._device) if stream else cuda.default_stream(self._device)
-            with cuda.stream(there):
-                kernel(*pointers, row, order, count, num_warps=kernels.WARPS)
 
     def found(self) -> "Optional[Kept]":
         """What was kept; None where nothing was. Waits for the device."""
