@@ -1,27 +1,33 @@
 """Numerics: what is in the tensors that modules give, scanned on the device while the program runs.
 
-::
+From a module to the file of records::
 
-    part.py              the agent's side: when to watch, the file of records
-      └ watch.py         models, their modules, steps
-          ├ roots.py     the hooks in them
-          ├ direct.py    what they give, without hooks
-          ├ kept.py      inputs of the module that gave the first bad value: kept from then on
-          │   ├ keeping.py, store.py  those in CUDA graphs, by keep_triton.py
-          │   ├ culprits.py, inputs.py, mirror.py  the module, what it takes, copies of both
-          │   └ bisect.py       at the end: which operator it was
-          │       ├ tape.py     the module's operators, recorded on tensors without memory, with quiet.py
-          │       └ rerun.py    the same, run on what was kept
-          └ looks.py     tensors on their way to a scanner
-              ├ waiting.py        those that wait, held
-              ├ batches.py        what is launched for them, which are the same
-              └ scanners.py       one for each device
-                  ├ scanner.py      that of a GPU: launches, with launcher.py
-                  ├ scan_triton.py  the kernels, with tiles_triton.py and bad_triton.py; only where there is Triton
-                  ├ scan_torch.py   the same numbers from torch operators
-                  ├ memory.py       what a GPU and the agent's thread share
-                  ├ formats.py      number formats as integer limits
-                  └ records.py      sixteen words for each tensor scanned
+    part.py                 the agent's side: when to watch; writes the file
+      watch.py              models, their modules, steps
+        roots.py, direct.py   what modules give: by hooks in them, and without
+        scales.py             what codes of quantised tensors stand for
+        looks.py              tensors on their way to a scanner
+          waiting.py            those that wait, held, for a common launch
+          batches.py            what is launched for them; which are as in the step before
+          scanners.py           one for each device; that of torch operators, with scan_torch.py
+            scanner.py            that of a GPU: rows of a table, and launches
+              launcher.py           launches, past Triton
+              scan_triton.py        the kernel, with tiles_triton.py and bad_triton.py
+              memory.py             what the GPU and the agent's thread share: the table, the ring of records
+            records.py          sixteen words for each tensor scanned; the format of the file
+            formats.py          number formats as integer limits
+
+From the first bad value to the operator that gave it::
+
+    first_bad.py            which scan, which module; tells at the end
+      culprits.py             that module and the one around it
+      eager_inputs.py         what they take, copied step by step
+      graph_inputs.py         what they take in CUDA graphs, which keep it themselves
+        graph_store.py          by a table and a buffer, with keep_triton.py
+      inputs.py, mirror.py    what is kept; copies of arguments and modules
+      bisect.py               at the end: which operator it was
+        tape.py, quiet.py       its operators, recorded on tensors without memory, without a trace in the program
+        rerun.py                the same, run on what was kept
 
 Of every tensor: the largest finite magnitude, the smallest that is not zero, counts of NaN, infinite, subnormal, zero
 and saturated elements, the index of the first bad one. Nothing waits for the device, and no value comes to the host by

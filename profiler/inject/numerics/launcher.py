@@ -3,7 +3,7 @@
 Triton looks at every argument anew, compile-time ones too, which takes the host 20 us and more. What it has compiled is
 an ordinary function of the driver: pointers and numbers in the order of its source, and behind them pointers to scratch
 memory, none here, as many as its version has. That is read from the function's own code; if it is not so, there is no
-short way, nor for what is launched once for each graph (store.py).
+short way, nor for what is launched once for each graph (graph_store.py).
 """
 
 import ctypes

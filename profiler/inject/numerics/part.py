@@ -184,7 +184,7 @@ class NumericsPart:
         with SignalsHeld():
             if not self._over:
                 self._drain(all_of_it=True)
-            if self._numerics.keeper.key is not None:
+            if self._numerics.first_bad.key is not None:
                 self._agent.aside(self.tell_operator)
 
     def tell_operator(self) -> None:

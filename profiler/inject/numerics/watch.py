@@ -11,8 +11,8 @@ from fnmatch import fnmatchcase
 
 from ..events import RLock, get_ident
 from .direct import Direct
-from .keeping import Keeping
-from .kept import Keeper
+from .first_bad import FirstBad
+from .graph_inputs import GraphInputs
 from .looks import Looks, Place, tensors_in
 from .roots import Hook, OutputHook, Root, always, giver, hands_on
 from .scales import Scales, is_quantised, scale_beside
@@ -38,8 +38,8 @@ class Numerics:
         self._torch, self._say = sys.modules["torch"], say
         self._every, self._patterns, self._roles = max(every, 1), patterns, roles
         self.looks = Looks(say, self._every)
-        self.keeper, self.keeping = Keeper(self), Keeping(self)
-        self.looks.saw_bad = self.keeper.saw
+        self.first_bad, self.graph_inputs = FirstBad(self), GraphInputs(self)
+        self.looks.saw_bad = self.first_bad.saw
         self.waits = quick(self.looks.waiting, self.flush)
         self.gave = giver(self)
         self._direct = Direct(self, told_of_compiler)
@@ -165,7 +165,7 @@ class Numerics:
             for root in roots:
                 root.remove()
             self._direct.take_out()
-            self.keeper.take_out()
+            self.first_bad.take_out()
 
     def fault(self, error: "Exception") -> None:
         """A fault of ours: the watch is over, the program goes on."""
@@ -197,8 +197,8 @@ class Numerics:
             if direct:
                 self._direct.begins(root, self._roots.values())
             root.switch(looked_at, direct)
-            if self.keeper.busy:
-                self.keeper.begins(root)
+            if self.first_bad.busy:
+                self.first_bad.begins(root)
             root.steps += 1
             if root.steps == 1:
                 self._weights(root)
@@ -225,14 +225,14 @@ class Numerics:
     def capture_comes(self) -> None:
         """A capture is about to begin."""
         if ("output" in self._roles or "input" in self._roles) and self._inner():
-            self.keeping.prepare()
+            self.graph_inputs.prepare()
 
     def capture_began(self) -> None:
         """A capture has begun: what waits from before cannot be scanned in it."""
         dropped = self.looks.drop()
         if dropped:
             self.looks.unchecked("", "%d outputs of before a capture that began in the middle of a step" % dropped)
-        self.keeping.begin([(number, *each) for number, model in self._inner() for each in self._modules(model)])
+        self.graph_inputs.begin([(number, *each) for number, model in self._inner() for each in self._modules(model)])
 
     def _inner(self) -> "list[tuple[int, Any]]":
         """Models, by their numbers, whose inside is watched."""
@@ -243,7 +243,7 @@ class Numerics:
     def capture_ends(self, *_: object) -> None:
         """A capture is about to end."""
         self.flush()
-        self.keeping.end()
+        self.graph_inputs.end()
 
     def flush(self) -> None:
         """Scan what waits: a capture is about to end, or a module about to write into what waits."""
@@ -274,8 +274,8 @@ class Numerics:
                 place.writes_input = True
                 self._before(root, module)
         self.looks.see(place, index, tensor)
-        if self.keeper.fresh:
-            self.keeper.keep_now(place, args)
+        if self.first_bad.fresh:
+            self.first_bad.keep_now(place, args)
 
     def model(self, number: int) -> "Any":
         """A watched model by its number; None if it has gone."""
@@ -287,12 +287,12 @@ class Numerics:
         return self._root is not None and self._root.on
 
     def bisect(self) -> "Optional[dict[str, Any]]":
-        """The first bad operator, or why it is not known, see kept.py; None where nothing was bad. Not in a step."""
+        """The first bad operator, or why it is not known; None where nothing was bad. Not in a step."""
         with self._lock:
             if self.thread == 0:
                 for root in self._roots.values():
                     root.switch(False)
-                return self.keeper.tell()
+                return self.first_bad.tell()
         return None
 
     def _before(self, root: "Root", module: "Any") -> None:
@@ -401,10 +401,10 @@ class Numerics:
 
     def drain(self, write: "Callable[[int, Any], None]", all_of_it: bool = False) -> None:
         """Hand over the records made since the last time: ``write(device, bytes)``. Called by another thread."""
-        keeper = self.keeper
+        first_bad = self.first_bad
 
         def look_and_write(device: int, piece: "Any") -> None:
-            keeper.look(piece)
+            first_bad.look(piece)
             write(device, piece)
 
         self.looks.drain(look_and_write, all_of_it)

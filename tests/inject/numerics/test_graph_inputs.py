@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import spikeprof
-from spikeprof.profiler.inject.numerics import keeping, looks, scanners, store
+from spikeprof.profiler.inject.numerics import graph_inputs, graph_store, looks, scanners
+from spikeprof.profiler.inject.numerics.graph_store import Call, Store, span
 from spikeprof.profiler.inject.numerics.looks import Place
-from spikeprof.profiler.inject.numerics.store import Call, Store, span
 from spikeprof.profiler.watching import Watch
 
 PLACE = Place(0, "a", "A", "output")
@@ -24,7 +24,7 @@ def keeper(kernels: ModuleType) -> ModuleType:
     """The kernel, as it runs here."""
     import importlib
 
-    return importlib.import_module(f"{keeping.__package__}.keep_triton")
+    return importlib.import_module(f"{graph_inputs.__package__}.keep_triton")
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_what_was_written_to_meanwhile_is_not_kept(lab: Lab) -> None:
 
 
 def test_both_are_kept_only_if_they_fit(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "BYTES_MAX", 1200)
+    monkeypatch.setattr(graph_store, "BYTES_MAX", 1200)
     lab.step(0, bad=0)
     lab.store.add(0, [(0, PLACE, lab.call(numbers(lab.device)), lab.call(numbers(lab.device)))])  # 1,200 bytes each
     found = lab.store.found()
@@ -160,7 +160,7 @@ def test_both_are_kept_only_if_they_fit(lab: Lab, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_full_table_keeps_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "ROWS_MAX", 1)
+    monkeypatch.setattr(graph_store, "ROWS_MAX", 1)
     lab.step(0, bad=1)
     call = lab.call(numbers(lab.device))
     lab.store.add(0, [(0, PLACE, call, None), (1, PLACE, call, None)])
@@ -206,7 +206,7 @@ def captured(
         values = [tuple(torch.as_tensor(each, device=device).half() for each in both) for both in (before, within)]
         model(*values[0])
         ((number, scanner),) = numerics.looks.quick.items()
-        numerics.keeping.stores[number] = Store(torch, scanner.memory.device, keeper, scanner.memory.state)
+        numerics.graph_inputs.stores[number] = Store(torch, scanner.memory.device, keeper, scanner.memory.state)
         numerics.capture_began()
         model(*values[1])
         numerics.capture_ends()
@@ -246,15 +246,15 @@ def test_what_lies_between_modules_in_a_graph_is_found_in_the_one_around(capture
 def test_a_healthy_graph_keeps_nothing(captured: Captured) -> None:
     with captured(Model(), (ONE, 1.0, 0.0), (ONE, 2.0, 0.0)) as watched:
         numerics: Any = watched._numerics
-        (own,) = numerics.keeping.stores.values()
+        (own,) = numerics.graph_inputs.stores.values()
         assert not own.kept.any()
         assert not own.buffer.any()
-        assert numerics.keeping._calls == {}
+        assert numerics.graph_inputs._calls == {}
         assert watched.bisect() is None
 
 
 def test_what_a_module_in_a_graph_takes_may_be_too_large(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "BYTES_MAX", 0)
+    monkeypatch.setattr(graph_store, "BYTES_MAX", 0)
     model = Model()
     with captured(model, (ONE, 1.0, 0.0), (ONE * 30, 60.0, 0.0)) as watched:
         told = watched.bisect()
@@ -265,7 +265,7 @@ def test_what_a_module_in_a_graph_takes_may_be_too_large(captured: Captured, mon
 def test_inputs_are_let_go_when_their_scans_were_launched(captured: Captured) -> None:
     with captured(Model(), (ONE, 1.0, 0.0), (ONE, 2.0, 0.0)) as watched:
         numerics: Any = watched._numerics
-        (own,) = numerics.keeping.stores.values()
+        (own,) = numerics.graph_inputs.stores.values()
         assert [call for call in own._called if call.tensors] == []
         assert numerics.looks.launched is None
 

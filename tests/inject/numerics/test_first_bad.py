@@ -18,7 +18,7 @@ from torch import nn
 import spikeprof
 from spikeprof.analyzers.overflow import Overflow
 from spikeprof.analyzers.runner import run_one
-from spikeprof.profiler.inject.numerics import culprits, kept, looks, scanners
+from spikeprof.profiler.inject.numerics import culprits, eager_inputs, looks, scanners
 
 
 class Gate(nn.Module):
@@ -77,7 +77,7 @@ def test_a_fault_that_comes_back_is_kept_with_what_comes_by_keyword(way: str) ->
     # 300 * 300 = 90,000
     assert sorted(each["amax"] for each in told["inputs"]) == [300.0, 300.0]
     assert told["output"]["inf"] == 2
-    assert Path(told["file"]).name == "test_kept.py"
+    assert Path(told["file"]).name == "test_first_bad.py"
     assert watched.remarks == []
     assert watched.bisect() is None  # it answers once
 
@@ -152,7 +152,7 @@ def test_hooks_are_there_only_while_they_are_needed(way: str) -> None:
 
 
 def test_inputs_that_are_too_large_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "BYTES_MAX", 1)
+    monkeypatch.setattr(eager_inputs, "BYTES_MAX", 1)
     model = Model()
     with spikeprof.watch(model) as watched:
         steps(model, watched, 1.0, 300.0, 300.0, 300.0)
@@ -163,7 +163,7 @@ def test_inputs_that_are_too_large_are_not_kept(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_it_gives_up_after_some_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "TRIES_MAX", 3)
+    monkeypatch.setattr(eager_inputs, "TRIES_MAX", 3)
     model = Model()
     with spikeprof.watch(model) as watched:
         steps(model, watched, 1.0)
@@ -233,7 +233,7 @@ def test_a_signal_handler_of_the_program_is_heard(monkeypatch: pytest.MonkeyPatc
 
     with spikeprof.watch(model) as watched:
         steps(model, watched, 1.0, 300.0)
-        monkeypatch.setattr(kept, "autocast_now", clone)
+        monkeypatch.setattr(eager_inputs, "autocast_now", clone)
         with pytest.raises(KeyError, match="of a signal handler"):
             steps(model, watched, 1.0, 300.0)
         steps(model, watched, 1.0, 300.0)
@@ -326,7 +326,7 @@ def test_a_fault_while_inputs_are_kept_costs_nothing_else(monkeypatch: pytest.Mo
 
     model = Model()
     with spikeprof.watch(model) as watched:
-        monkeypatch.setattr(kept.Keeper, "_arm", fails)
+        monkeypatch.setattr(eager_inputs.EagerInputs, "_arm", fails)
         steps(model, watched, 1.0, 300.0, 1.0, 300.0)
         assert watched.remarks == []
         assert len(watched.stats()) == 4 * 2  # what the norm gives, the model hands on

@@ -11,12 +11,12 @@ import sys
 
 from ..events import get_ident
 from ..interrupts import is_ours
-from . import store as stores
+from . import graph_store
+from .graph_store import Call, Store, span
 from .inputs import autocast_now
 from .mirror import CALLED, Mirror, Refused
 from .records import order_of
 from .roots import Hook
-from .store import Call, Store, span
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ TENSORS_MAX = 8
 HELD_BYTES_MAX = 64 << 20
 
 
-class Keeping:
+class GraphInputs:
     """What the watched modules take while a graph is captured. Used by the thread that captures."""
 
     def __init__(self, numerics: "Numerics") -> None:
@@ -115,8 +115,8 @@ class Keeping:
                 call.stands.append(tensor.detach().clone())
                 return call.stands[-1]
             call.nbytes += -(-span(tensor) // 16) * 16
-            if call.nbytes > stores.BYTES_MAX:
-                raise Refused("its inputs take more than %d MiB" % (stores.BYTES_MAX >> 20))
+            if call.nbytes > graph_store.BYTES_MAX:
+                raise Refused("its inputs take more than %d MiB" % (graph_store.BYTES_MAX >> 20))
             if self._held_bytes + call.nbytes > HELD_BYTES_MAX:
                 raise Refused("inputs of more than %d MiB would have been held at a time" % (HELD_BYTES_MAX >> 20))
             call.tensors.append((tensor, None if tensor.is_inference() else tensor._version))
