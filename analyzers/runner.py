@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from spikeprof.analyzers.base import Analyzer, Result
+from spikeprof.analyzers.derived.recording import why_refused
 from spikeprof.profiler.errors import SpikeprofError
 from spikeprof.profiler.trace import Trace
 
@@ -22,6 +23,9 @@ COLLECT_WITH: dict[str, str] = {
     "topology": "spikeprof run -- CMD (on a machine with NVML)",
 }
 
+#: Where a collector was refused: the command above was given, and would be refused again.
+DOCTOR = "spikeprof doctor"
+
 
 def run_analyzers(trace: Trace, analyzers: Iterable[Analyzer]) -> list[Result]:
     """One result per analyzer, in order. Never raises for a fault inside an analyzer."""
@@ -33,12 +37,26 @@ def run_one(trace: Trace, analyzer: Analyzer) -> Result:
     info = analyzer.info
     missing = [name for name in info.needs if name not in trace]
     if missing:
-        why = "; ".join(trace.damaged.get(name, f"the table {name!r} was not collected") for name in missing)
-        flags = dict.fromkeys(COLLECT_WITH[name] for name in missing if name in COLLECT_WITH)
-        return Result(info.id, "not_measured", reason=why, collect_with=" and ".join(flags))
+        return _not_measured(trace, info.id, missing)
     try:
         return analyzer.analyze(trace.restricted((*info.needs, *info.wants)))
     except SpikeprofError as error:
         return Result(info.id, "error", reason=str(error))
     except Exception as error:
         return Result(info.id, "error", reason=f"{type(error).__name__}: {error}")
+
+
+def _not_measured(trace: Trace, analyzer: str, missing: list[str]) -> Result:
+    """Why these tables are not there: they are damaged, their collector was refused, or nobody asked for them."""
+    why: list[str] = []
+    flags: list[str] = []
+    for name in missing:
+        refused = "" if name in trace.damaged else why_refused(trace, name)
+        why.append(trace.damaged.get(name, refused or f"the table {name!r} was not collected"))
+        flags.append(DOCTOR if refused else COLLECT_WITH.get(name, ""))
+    return Result(
+        analyzer,
+        "not_measured",
+        reason="; ".join(dict.fromkeys(why)),
+        collect_with=" and ".join(dict.fromkeys(filter(None, flags))),
+    )

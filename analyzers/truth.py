@@ -89,6 +89,7 @@ from spikeprof.analyzers.derived.recording import (
     partial_processes,
     set_aside,
     unmeasured_windows,
+    why_refused,
     window_lengths,
 )
 from spikeprof.profiler.trace import Trace
@@ -226,7 +227,9 @@ def _step_metrics(trace: Trace, fewest: int) -> list[Metric]:
     """Median step time untraced and traced (ns), and what tracing adds as a share."""
     names = ("step_untraced_ns", "step_traced_ns", "tracing_cost_share")
     if "steps" not in trace:
-        reason = "no step was timed without tracing; `spikeprof run --clean-steps 20` does that"
+        reason = why_refused(trace, "kernels") or (
+            "no step was timed without tracing; `spikeprof run --clean-steps 20` does that"
+        )
         return [Metric(name, None, trace.damaged.get("steps", reason)) for name in names]
     traced = np.asarray(trace.column("steps", "traced"), bool)
     duration = trace.column("steps", "duration_ns")
@@ -262,10 +265,14 @@ def _settled(trace: Trace, kind: Any, traced: Bools) -> Bools:
     return settled
 
 
+def _why_absent(trace: Trace, table: str, otherwise: str) -> str:
+    return trace.damaged.get(table) or why_refused(trace, table) or otherwise
+
+
 def _origin_metrics(trace: Trace, work: GpuWork) -> list[Metric]:
     for table, what in (("runtime_calls", "no launch calls were recorded"), ("kernels", "kernels were not recorded")):
         if table not in trace:  # without kernels it would be the share of the copies' time, and read as good news
-            return [Metric("known_origin_share", None, trace.damaged.get(table, what))]
+            return [Metric("known_origin_share", None, _why_absent(trace, table, what))]
     share = linked_share(work, link(trace, work))
     return [Metric("known_origin_share", share, "" if share is not None else "no GPU work was recorded")]
 
@@ -273,7 +280,7 @@ def _origin_metrics(trace: Trace, work: GpuWork) -> list[Metric]:
 def _work_metrics(trace: Trace, work: GpuWork) -> list[Metric]:
     """How many kernels, and the time in which devices worked: a union per device, added over devices."""
     missing = "kernels" not in trace
-    reason = trace.damaged.get("kernels", "kernels were not recorded") if missing else ""
+    reason = _why_absent(trace, "kernels", "kernels were not recorded") if missing else ""
     busy = sum(total(t.busy) for t in device_times(trace, work))
     return [
         Metric("kernels_count", None if missing else trace.table("kernels").num_rows, reason),
@@ -294,7 +301,7 @@ def _collector_metrics(trace: Trace) -> list[Metric]:
 def _recorded_metrics(trace: Trace) -> list[Metric]:
     """The share of the processes' traced life in which they were being recorded."""
     if "windows" not in trace:
-        reason = trace.damaged.get("windows", "the source of this trace does not say when it recorded")
+        reason = _why_absent(trace, "windows", "the source of this trace does not say when it recorded")
         return [Metric("recorded_share", None, reason)]
     codes, labels = trace.codes("windows", "state")
     length = window_lengths(trace)

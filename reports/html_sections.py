@@ -30,6 +30,7 @@ _KERNEL_COLUMNS = ("kernel", "launches_count", "total_ns", "gpu_time_share", "me
 _DEVICE_COLUMNS = ("device", "model", "busy_share", "wall_ns", "busy_ns", "gaps_count", "energy_j", "kernels_count",
                    "memory_ops_count", "ranks", "sm_arch", "sm_count", "l2_bytes", "mem_bytes", "mem_peak_bytes_per_s",
                    "uuid")  # fmt: skip
+_STATUSES = {"no_cuda": "no CUDA"}  # of a process, where another word than the table's reads better
 _OWN_SECTIONS = (
     "truth",
     "steps",
@@ -264,9 +265,12 @@ def _machine_section(report: Report) -> Section:
         if by_device:
             for name in names:
                 devices[name] = [by_device.get(d, {}).get(name) for d in devices.get("device", [])]
+    processes = dict(report.tables.get("processes", {}))
+    if "status" in processes:
+        processes["status"] = [_STATUSES.get(status) or fmt.label(status or "") for status in processes["status"]]
     section.add(
         html_table("devices", _renamed(devices, "model"), _DEVICE_COLUMNS),
-        html_table("processes", report.tables.get("processes", {})),
+        html_table("processes", processes),
     )
     return section
 

@@ -21,7 +21,8 @@ _SHORT = 40  # characters that stay on one line
 _VERSIONS = ("fixed_in", "libcupti_version")
 #: Shares that say how much of what there is was used: a full bar means all of it.
 _OF_THE_WHOLE = ("busy_share", "mean_share", "busiest_share", "saturated_time_share", "link_share", "occupancy_share",
-                 "expected_sm_active_share", "alone_occupancy_share", "fused_occupancy_share")  # fmt: skip
+                 "expected_sm_active_share", "alone_occupancy_share", "fused_occupancy_share", "zero_share",
+                 "subnormal_share", "saturated_share")  # fmt: skip
 _NAMES = ("name", "kernel", "next_kernel", "work_before", "work_after")
 
 

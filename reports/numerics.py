@@ -33,7 +33,7 @@ _ALIKE = {"rank": (0,), "real_amax_value": (None,), "role": ("output",), "nan_co
           "zero_share": (0,)}  # fmt: skip
 _STATES = {"fine": "fine", "first bad": "first bad", "victim": "bad after it",
            "input": "its input", "input later": "its input, when it was bad again"}  # fmt: skip
-_KEPT = {"first": "", "later": " when it was bad again"}
+_KEPT = {"first": "", "later": " Seen in a later step, in which the module was bad again."}
 _LABEL_CHARS = 34
 _MOST_TICKS = 12
 _SHOWN_BITS = 16  # of headroom: more is drawn alike
@@ -95,9 +95,9 @@ def _operator_note(table: list[dict[str, Any]]) -> list[str]:
     inputs = [row for row in table if row["tensor"] == "input" and row["amax_value"] is not None]
     largest = max(inputs, key=lambda row: row["amax_value"], default=None)
     took = f", inputs' amax {fmt.magnitude(largest['amax_value'])} ({printable(largest['dtype'])})" if largest else ""
-    around = f", before it in {printable(first['around'])}" if first["around"] else ""
+    around = f", which runs before the module, in {printable(first['around'])}" if first["around"] else ""
     what = f"{printable(first['op'])}{where}{around}{took}"
-    return [f"The first operator to give one: {what}{_KEPT[first['kept']]}."]
+    return [f"The first operator to give one: {what}.{_KEPT[first['kept']]}"]
 
 
 def tables(result: Result) -> dict[str, PlainTable]:
@@ -212,6 +212,7 @@ def _layout(names: list[str], steps: list[tuple[int, int]]) -> Plotly:
         | {"colorbar": colour_bar("headroom (bits), red: Inf or NaN", 5)},
     )
     layout["margin"] = {**layout["margin"], "t": 58}
+    del layout["xaxis"]["title"]["standoff"]  # with it, plotly puts the title into the labels of few columns
     return layout
 
 

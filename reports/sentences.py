@@ -7,10 +7,11 @@ modules about one analyzer's answer each; nowhere else.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spikeprof.analyzers.base import Result
+from spikeprof.analyzers.runner import DOCTOR
 from spikeprof.profiler.units import unit_of
 from spikeprof.reports import format as fmt
 from spikeprof.reports.finding_text import verdict_counts
@@ -90,11 +91,16 @@ def gpus(devices: list[dict[str, Any]]) -> str:
 
 
 def missing(report: Report) -> list[Missing]:
-    """Everything that was not measured: whole questions, single numbers, collectors that did not run."""
-    found: dict[tuple[str, str], Missing] = {}
+    """Everything that was not measured: whole questions, single numbers, collectors that did not run.
+
+    What has one reason and one remedy is one item.
+    """
+    found: dict[Missing, list[str]] = {}
     for item in _missing(report):
-        found.setdefault((item.what, item.why), item)
-    return list(found.values())
+        named = found.setdefault(replace(item, what=""), [])
+        if item.what not in named:
+            named.append(item.what if not named else fmt.within(item.what))
+    return [replace(item, what=", ".join(named)) for item, named in found.items()]
 
 
 def _missing(report: Report) -> Iterator[Missing]:
@@ -110,7 +116,7 @@ def _missing(report: Report) -> Iterator[Missing]:
     for name, note in report.manifest.collectors.items():
         if note.state in ("refused", "degraded"):
             what = f"Collector {fmt.label(name)} ({printable(note.state)})"
-            yield Missing(what, printable(note.reason) or "no reason was recorded", "spikeprof doctor")
+            yield Missing(what, printable(note.reason) or "no reason was recorded", DOCTOR)
 
 
 def missing_metrics(result: Result) -> list[Missing]:
@@ -221,6 +227,8 @@ def notice(result: Result) -> str:
         return ""
     what = {"not_measured": "Not measured", "not_applicable": "Does not apply", "error": "Failed"}[result.status]
     how = f" To measure it: {printable(result.collect_with)}" if result.collect_with else ""
+    if result.collect_with == DOCTOR:
+        how = f" Ask {DOCTOR} what can be recorded here."
     return f"{what}: {printable(result.reason) or 'no reason was given'}.{how}"
 
 
@@ -261,6 +269,17 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ("Length", fmt.duration(manifest.duration_ns)),
         ("Exit code", "" if manifest.exit_code is None else str(manifest.exit_code)),
         *((_COMPONENTS.get(n, printable(n)), fmt.quantity(n, v)) for n, v in manifest.versions.items()),
-        *((f"Option {fmt.label(name)}", printable(value)) for name, value in manifest.options.items()),
+        *((f"Option {fmt.label(name)}", _option(name, value)) for name, value in manifest.options.items()),
     ]
     return [(name, value) for name, value in pairs if value]
+
+
+def _option(name: str, value: str) -> str:
+    """Options are recorded as Python writes them: sizes in bytes, ``True``, ``['output', 'input']``."""
+    if unit_of(name) == "bytes" and value.isdecimal():
+        return fmt.quantity(name, int(value))
+    if value in ("True", "False"):
+        return "yes" if value == "True" else "no"
+    if value.startswith("[") and value.endswith("]"):
+        return ", ".join(word.strip().strip("'") for word in printable(value[1:-1]).split(","))
+    return printable(value)

@@ -40,18 +40,47 @@ def truth_line(report: Report) -> list[TruthItem]:
         why = truth.reason if truth else "the analyzer of truth was not asked"
         return [TruthItem("Truth", fmt.not_measured(why), "not_measured", "not measured")]
     metrics = {m.name: m for m in truth.metrics}
-    items = [
+    why = _no_gpu_work(report)
+    items = [_gpu_item(why)] if why else _gpu_items(report, truth, metrics)
+    items += _numerics_items(report)
+    damaged = rows(truth.tables.get("damaged_tables", {}))
+    if damaged:
+        text = "; ".join(f"{printable(r['table'])}: {printable(r['reason'])}" for r in damaged)
+        items.append(TruthItem("Damaged", text, "problem", fmt.plural(len(damaged), "table")))
+    return items
+
+
+def _no_gpu_work(report: Report) -> str:
+    """Why no GPU work at all could be recorded; empty where some could: each number then has its own reason."""
+    note = report.manifest.collectors.get("activity")
+    return printable(note.reason) if note is not None and note.state == "refused" and not note.records_count else ""
+
+
+def _gpu_item(why: str) -> TruthItem:
+    return TruthItem("GPU work", fmt.not_measured(why), "not_measured", "not measured")
+
+
+def _gpu_items(report: Report, truth: Result, metrics: dict[str, Metric]) -> list[TruthItem]:
+    return [
         _step_item(metrics),
         _origin_item(truth, metrics, owned(report.result("ownership"))),
         _records_item(truth, metrics),
         _recorded_item(truth, metrics),
         _libcupti_item(report, truth),
     ]
-    damaged = rows(truth.tables.get("damaged_tables", {}))
-    if damaged:
-        text = "; ".join(f"{printable(r['table'])}: {printable(r['reason'])}" for r in damaged)
-        items.append(TruthItem("Damaged", text, "problem", fmt.plural(len(damaged), "table")))
-    return items
+
+
+def _numerics_items(report: Report) -> list[TruthItem]:
+    """How many scans of tensors there are, and how many were lost; nothing where none were asked for."""
+    result = report.result("overflow")
+    scans = result.metric("scans_count") if result is not None else None
+    if result is None or not scans:
+        return []
+    looked, lost = f"{fmt.plural(scans, 'scan')} of tensors", result.metric("scans_dropped_count")
+    if lost is None:
+        return [TruthItem("Numerics", f"{looked}; whether any were lost is not known", "note", looked)]
+    how_many = f"{fmt.count(lost) if lost else 'none'} lost"
+    return [TruthItem("Numerics", f"{looked}; {how_many}", "problem" if lost else "value", how_many)]
 
 
 def _value(metrics: dict[str, Metric], name: str) -> float | None:

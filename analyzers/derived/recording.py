@@ -13,6 +13,26 @@ from spikeprof.profiler.trace import Trace
 
 Columns = dict[str, list[Any]]
 
+#: The collector that makes each table, by its name in the manifest.
+_COLLECTORS = {
+    "kernels": "activity",
+    "memory_ops": "activity",
+    "runtime_calls": "activity",
+    "windows": "activity",
+    "counters": "pm_sampling",
+    "kernel_classes": "pm_sampling",
+    "samples": "nvml",
+    "topology": "topology",
+    "model_nodes": "model_graph",
+    "tensor_stats": "numerics",
+}
+
+
+def why_refused(trace: Trace, table: str) -> str:
+    """Why the collector of a table could not make it; empty where it could, or was not asked."""
+    note = trace.manifest.collectors.get(_COLLECTORS.get(table, ""))
+    return note.reason if note is not None and note.state == "refused" else ""
+
 
 def window_lengths(trace: Trace) -> Ints:
     """In ns; one that ends before it starts covers nothing."""

@@ -8,14 +8,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tiny
+from scanned import scan
 
 from spikeprof.analyzers.base import Info, Result
 from spikeprof.profiler.errors import DamagedTrace
 from spikeprof.profiler.schema import TABLES
-from spikeprof.profiler.trace import Trace
+from spikeprof.profiler.trace import CollectorNote, Trace
 from spikeprof.reports import build
 from spikeprof.reports.build import build_report
 from spikeprof.reports.model import rows
+from spikeprof.reports.sentences import facts, missing, notice
+from spikeprof.reports.truth_line import truth_line
 
 
 @dataclass(frozen=True)
@@ -202,3 +205,50 @@ def test_a_table_that_cannot_be_true_is_damaged_and_the_rest_is_read(
     damaged = report.results[0].tables["damaged_tables"]
     assert damaged["table"] == [table]
     assert why in damaged["reason"][0]
+
+
+REFUSED = {"activity": CollectorNote("refused", "no process used CUDA"), "numerics": CollectorNote("ok")}
+
+
+def test_what_was_asked_for_and_refused_says_why_and_not_to_ask_again() -> None:
+    report = build_report(tiny.trace(collectors=REFUSED), "t")
+    gaps, caches = report.result("launch-gaps"), report.result("cache-miss")
+    assert gaps is not None
+    assert caches is not None
+    assert (gaps.status, gaps.reason, gaps.collect_with) == ("not_measured", "no process used CUDA", "spikeprof doctor")
+    assert "'counters' was not collected" in caches.reason, "nobody asked for counters"
+    assert caches.collect_with == "spikeprof run --counters -- CMD"
+    assert "no process used CUDA. Ask spikeprof doctor what can be recorded here." in notice(gaps)
+
+
+def test_a_recording_of_numerics_alone_is_trusted_for_its_scans() -> None:
+    lost = REFUSED | {"numerics": CollectorNote("degraded", dropped_count=3)}
+    for collectors, said, state in ((REFUSED, "2 scans of tensors; none lost", "value"),
+                                    (lost, "2 scans of tensors; 3 lost", "problem")):  # fmt: skip
+        scans = [scan(0, 0, "layers.0"), scan(1, 0, "layers.0")]
+        items = truth_line(build_report(tiny.trace(collectors=collectors, tensor_stats=scans), "t"))
+        assert [(i.label, i.text, i.state) for i in items] == [
+            ("GPU work", "not measured: no process used CUDA", "not_measured"),
+            ("Numerics", said, state),
+        ]
+
+
+def test_what_has_one_reason_and_one_remedy_is_one_item() -> None:
+    items = missing(build_report(tiny.trace(collectors=REFUSED), "t"))
+    (unrecorded,) = [item for item in items if item.why == "no process used CUDA" and not item.in_truth_line]
+    assert unrecorded.what.startswith("Steps, kernel latency, time by module")
+    assert unrecorded.what.endswith("collector activity (refused)")
+    assert len({(item.why, item.how, item.in_truth_line) for item in items}) == len(items)
+
+
+def test_options_read_as_words() -> None:
+    options = {"max_bytes": "2147483648", "graph_nodes": "True", "numerics_roles": "['output', 'input']", "window": "1"}
+    trace = tiny.trace()
+    trace = dataclasses.replace(trace, manifest=dataclasses.replace(trace.manifest, options=options))
+    shown = dict(facts(build_report(trace, "t", [])))
+    assert {name: shown[f"Option {name}"] for name in ("max bytes", "graph nodes", "numerics roles", "window")} == {
+        "max bytes": "2.00 GiB",
+        "graph nodes": "yes",
+        "numerics roles": "output, input",
+        "window": "1",
+    }

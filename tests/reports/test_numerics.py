@@ -154,9 +154,9 @@ def test_hostile_names_stay_text() -> None:
     ("more", "sentence"),
     [
         ({}, "to give one: aten::exp at model.py:41, inputs' amax 12.5 (float16)."),
-        ({"kept": "later"}, "aten::exp at model.py:41, inputs' amax 12.5 (float16) when it was bad again."),
+        ({"kept": "later"}, "inputs' amax 12.5 (float16). Seen in a later step, in which the module was bad again."),
         ({"line": 0, "inputs": "[]"}, "The first operator to give one: aten::exp."),
-        ({"run_module": "", "inputs": "[]"}, "one: aten::exp at model.py:41, before it in (model)."),
+        ({"run_module": "", "inputs": "[]"}, "aten::exp at model.py:41, which runs before the module, in (model)."),
         ({"op": "", "why_not": "no step came after it"}, "The operator in it is not known: no step came after it."),
     ],
 )
