@@ -105,7 +105,7 @@ What to do: find out what accumulates (a residual stream, a state, a cache that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -113,6 +113,15 @@ import numpy as np
 
 from spikeprof.analyzers.base import Evidence, Figure, Finding, Info, Result, Rule
 from spikeprof.analyzers.derived.intervals import Bools, Ints
+from spikeprof.analyzers.derived.numerics_evidence import (
+    bad_evidence,
+    near_evidence,
+    origin_evidence,
+    saturated_evidence,
+    subnormal_evidence,
+    trend_evidence,
+    zero_evidence,
+)
 from spikeprof.analyzers.derived.numerics_formats import Floats
 from spikeprof.analyzers.derived.numerics_heat import MODEL, heat_table
 from spikeprof.analyzers.derived.numerics_leak import Leak, leak_action, leak_evidence, leak_table, leaks, rows_text
@@ -136,14 +145,7 @@ from spikeprof.analyzers.derived.numerics_scans import (
     steps_by_tensor,
     totals,
 )
-from spikeprof.analyzers.derived.numerics_tables import (
-    around_table,
-    bad_step_table,
-    metrics,
-    module_table,
-    origin_evidence,
-    trend_table,
-)
+from spikeprof.analyzers.derived.numerics_tables import around_table, bad_step_table, metrics, module_table, trend_table
 from spikeprof.analyzers.derived.numerics_trend import Trend, last_scans, trends, zero_growth
 from spikeprof.analyzers.derived.numerics_words import (
     AFTER_SCALE,
@@ -263,15 +265,8 @@ class Overflow:
         was_first = np.isin(np.arange(len(scans.tensors)), scans.tensor[firsts])
         first = first_by_tensor(scans, scans.bad)
         for tensor in self._named(scans, was_first, in_order(scans, first)):
-            evidence = [
-                Evidence("bad_steps_count", int(found.bad_steps[tensor]), 0, "none expected"),
-                Evidence("inf_count", int(found.inf[tensor])),
-                Evidence("nan_count", int(found.nan[tensor])),
-                *_number("amax_value", found.amax[tensor]),
-                Evidence("scanned_steps_count", int(found.steps[tensor])),
-            ]
             action = after_overflow(scans.tensors[tensor], bool(found.inf[tensor]))
-            yield self._finding(scans, "overflow", int(first[tensor]), evidence, action)
+            yield self._finding(scans, "overflow", int(first[tensor]), bad_evidence(found, tensor), action)
 
     def _leaks(self, scans: Scans, found: list[Leak]) -> Iterator[Finding]:
         """One for each module in which rows turned bad by others."""
@@ -281,7 +276,7 @@ class Overflow:
         least = self.min_leak_headroom_bits
         for same in list(alike.values())[: self.max_findings_count]:
             first = same[0]
-            evidence = list(leak_evidence(scans, same, least))
+            evidence = leak_evidence(scans, same, least)
             told = self._finding(scans, "leak", first.scan, evidence, leak_action(scans, first, least))
             named = (("victim_rows", first.victims), ("poisoning_rows", first.sources))
             rows = {name: rows_text(mask, first.rows_count) for name, mask in named}
@@ -297,15 +292,10 @@ class Overflow:
         close |= fp16[scans.tensor] & (scans.amax >= self.fp16_warn_value)
         first, steps = first_by_tensor(scans, close), steps_by_tensor(scans, close)
         for tensor in self._named(scans, steps > 0, found.least_headroom):
-            amax, headroom = float(found.amax[tensor]), float(found.least_headroom[tensor])
-            at_warning = fp16[tensor] and amax >= self.fp16_warn_value
-            limit = (self.fp16_warn_value, "fp16_warn_value") if at_warning else ()
-            evidence = [
-                Evidence("amax_value", amax, *(limit or (float(found.limit[tensor]), "largest number of the format"))),
-                Evidence("headroom_bits", headroom, self.min_headroom_bits, "min_headroom_bits"),
-                Evidence("near_steps_count", int(steps[tensor])),
-                Evidence("scanned_steps_count", int(found.steps[tensor])),
-            ]
+            at_warning = fp16[tensor] and found.amax[tensor] >= self.fp16_warn_value
+            limit = self._limit("fp16_warn_value") if at_warning else ()
+            headroom = self._limit("min_headroom_bits")
+            evidence = near_evidence(found, tensor, int(steps[tensor]), limit, headroom)
             action = before_overflow(scans.tensors[tensor])
             yield self._finding(scans, "near-overflow", int(first[tensor]), evidence, action)
 
@@ -313,7 +303,7 @@ class Overflow:
         """By what the codes of quantised tensors stand for, where their scale is known."""
         real = scaled(scans, self.min_headroom_bits)
         for tensor in self._named(scans, real.near_steps > 0, real.headroom):
-            evidence = [*scaled_evidence(found, real, tensor, self.min_headroom_bits)]
+            evidence = scaled_evidence(found, real, tensor, self.min_headroom_bits)
             told = self._finding(scans, "near-overflow", int(real.first[tensor]), evidence, AFTER_SCALE)
             yield replace(told, scope={**told.scope, "real_dtype": scans.real_dtype[tensor]})
 
@@ -334,15 +324,8 @@ class Overflow:
         )
         for tensor in self._named(scans, np.isfinite(soon), soon):
             one = by_tensor[tensor]
-            earliest = max(round(one.earliest) - one.last_step, 0)
-            evidence = [
-                Evidence("steps_to_overflow_count", round(one.overflow_step) - one.last_step, basis="inferred"),
-                Evidence("earliest_steps_to_overflow_count", earliest, basis="inferred"),
-                *_number("amax_value", scans.amax[one.last_scan]),
-                Evidence("steps_per_doubling_count", 1 / one.slope),
-                Evidence("confidence_share", one.confidence, self.min_confidence_share, "min_confidence_share"),
-                Evidence("trend_correlation_ratio", one.tau, self.min_trend_ratio, "min_trend_ratio"),
-            ]
+            limits = self._limit("min_confidence_share"), self._limit("min_trend_ratio")
+            evidence = trend_evidence(scans, one, *limits)
             action = "Find out what accumulates in it from step to step, and bound or reset that."
             yield self._finding(scans, "overflow-trend", one.last_scan, evidence, action)
 
@@ -353,10 +336,8 @@ class Overflow:
         if one.format is None or not one.format.scaled:
             return np.inf, ""
         if one.format.codes_bits == 4:
-            return self.max_int4_saturated_share, "max_int4_saturated_share"
-        if one.role == "kv":
-            return self.max_kv_saturated_share, "max_kv_saturated_share"
-        return self.max_saturated_share, "max_saturated_share"
+            return self._limit("max_int4_saturated_share")
+        return self._limit("max_kv_saturated_share" if one.role == "kv" else "max_saturated_share")
 
     def _saturated(self, scans: Scans, found: Totals) -> Iterator[Finding]:
         limit = [self._end_codes(one) for one in scans.tensors]
@@ -365,26 +346,15 @@ class Overflow:
         codes = scans.which(lambda one: one.format is not None and one.format.is_integer)
         for rule, which in (("int8-saturation", codes), ("near-overflow", ~codes)):
             for tensor in self._named(scans, (steps > 0) & which, -found.saturated_share):
-                evidence = [
-                    Evidence("saturated_share", float(found.saturated_share[tensor]), *limit[tensor]),
-                    Evidence("over_limit_steps_count", int(steps[tensor])),
-                    Evidence("scanned_steps_count", int(found.steps[tensor])),
-                    *_number("amax_value", found.amax[tensor]),
-                ]
+                evidence = saturated_evidence(found, tensor, int(steps[tensor]), limit[tensor])
                 yield self._finding(scans, rule, int(first[tensor]), evidence, RECALIBRATE)
 
     def _subnormal(self, scans: Scans, found: Totals) -> Iterator[Finding]:
         many = scans.subnormal_share >= self.max_subnormal_share
         first, steps = first_by_tensor(scans, many), steps_by_tensor(scans, many)
         for tensor in self._named(scans, steps > 0, -found.subnormal_share):
-            share = float(found.subnormal_share[tensor])
-            evidence = [
-                Evidence("subnormal_share", share, self.max_subnormal_share, "max_subnormal_share"),
-                *_number("amax_value", found.amax[tensor]),
-                *_number("smallest_value", found.smallest[tensor]),
-                Evidence("over_limit_steps_count", int(steps[tensor])),
-                Evidence("scanned_steps_count", int(found.steps[tensor])),
-            ]
+            limit = self._limit("max_subnormal_share")
+            evidence = subnormal_evidence(found, tensor, int(steps[tensor]), limit)
             yield self._finding(scans, "subnormal-heavy", int(first[tensor]), evidence, SCALE_UP)
 
     def _lost(self, scans: Scans, found: Totals) -> Iterator[Finding]:
@@ -396,21 +366,21 @@ class Overflow:
         grown = growth >= self.max_zero_growth_share
         first = np.where(first >= 0, first, last_scans(scans))
         for tensor in self._named(scans, (steps > 0) | grown, -found.zero_share):
-            zeros, option = float(found.zero_share[tensor]), "min_lost_share"
-            if signed[tensor]:
-                option = "max_integer_zero_share"
-            limit = (float(getattr(self, option)), option) if steps[tensor] else ()
-            evidence = [Evidence("zero_share", zeros, *limit), *_number("smallest_value", found.smallest[tensor])]
+            option = "max_integer_zero_share" if signed[tensor] else "min_lost_share"
+            evidence = [
+                *zero_evidence(found, tensor, self._limit(option) if steps[tensor] else (), bool(signed[tensor]))
+            ]
             if grown[tensor]:
-                limit = (self.max_zero_growth_share, "max_zero_growth_share")
+                limit = self._limit("max_zero_growth_share")
                 evidence.insert(0, Evidence("zero_growth_share", float(growth[tensor]), *limit))
-            if not signed[tensor]:
-                evidence.append(Evidence("subnormal_share", float(found.subnormal_share[tensor])))
-            evidence += [*_number("amax_value", found.amax[tensor])]
             action = RECALIBRATE if signed[tensor] else SCALE_UP
             yield self._finding(scans, "underflow", int(first[tensor]), evidence, action)
 
     # ---------------------------------------------------------------- all rules
+
+    def _limit(self, option: str) -> tuple[float, str]:
+        """An option, and its name, as evidence tells them."""
+        return float(getattr(self, option)), option
 
     def _named(self, scans: Scans, which: Bools, order: Floats) -> Iterator[int]:
         """The chosen watched tensors by ``order``, ascending: one of each module, no more than are to be named."""
@@ -423,7 +393,7 @@ class Overflow:
                 if len(seen) == self.max_findings_count:
                     return
 
-    def _finding(self, scans: Scans, rule: str, scan: int, evidence: list[Evidence], action: str) -> Finding:
+    def _finding(self, scans: Scans, rule: str, scan: int, evidence: Iterable[Evidence], action: str) -> Finding:
         severity = next(one.severity for one in self.info.rules if one.name == rule)
         tensor = scans.tensors[scans.tensor[scan]]
         scope: dict[str, str | int] = {"module": tensor.path or MODEL}
@@ -433,9 +403,3 @@ class Overflow:
         if scans.rank[0] != scans.rank[-1]:
             scope["rank"] = int(scans.rank[scan])
         return Finding(rule, severity, scope, tuple(evidence), action)
-
-
-def _number(name: str, value: float) -> Iterator[Evidence]:
-    """A number, where there is one."""
-    if np.isfinite(value):
-        yield Evidence(name, float(value))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from spikeprof.analyzers.base import Evidence, Metric
+from spikeprof.analyzers.base import Metric
 from spikeprof.analyzers.derived.cells import numbers
 from spikeprof.analyzers.derived.intervals import Ints
 from spikeprof.analyzers.derived.numerics_heat import MODEL
@@ -117,26 +117,6 @@ def trend_table(scans: Scans, found: Iterable[Trend], most: int) -> Columns:
         "earliest_overflow_step": [round(one.earliest) for one in chosen],
         "latest_overflow_step": [round(one.latest) if math.isfinite(one.latest) else None for one in chosen],
     }
-
-
-def origin_evidence(scans: Scans, found: Origin) -> Iterator[Evidence]:
-    """What speaks for an origin: its own numbers, those before it, and what it spoiled."""
-    scan = found.scan
-    yield Evidence("bad_elements_count", int(scans.nan[scan] + scans.inf[scan]), 0, "none expected")
-    yield Evidence("fine_before_count", found.before_count)
-    yield Evidence("victims_count", len({victim.path for victim in found.victims}), basis="inferred")
-    yield Evidence("inf_count", int(scans.inf[scan]))
-    yield Evidence("nan_count", int(scans.nan[scan]))
-    yield Evidence("elements_count", int(scans.elements[scan]))
-    if scans.first_bad[scan] >= 0:
-        yield Evidence("first_bad_element_id", int(scans.first_bad[scan]))
-    inputs = len(found.inputs) > 0
-    largest = scans.amax[found.inputs] if inputs else scans.amax[scan - 1 : scan]
-    if found.before_count and np.isfinite(largest).any():
-        yield Evidence("inputs_amax_value" if inputs else "amax_before_value", float(np.nanmax(largest)))
-    unseen = int(scans.step[scan]) - found.last_fine_step - 1
-    if found.last_fine_step >= 0 and unseen:
-        yield Evidence("unseen_steps_count", unseen)
 
 
 def metrics(scans: Scans, found: Totals, bad_steps_count: int, note: CollectorNote | None) -> Iterator[Metric]:
