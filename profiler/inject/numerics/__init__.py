@@ -5,6 +5,9 @@ From a module to the file of records::
     part.py                 the agent's side: when to watch; writes the file
       watch.py              models, their modules, steps
         roots.py, direct.py   what modules give: by hooks in them, and without
+          unseen.py             where nobody else sees what is done with tensors
+          scripts.py            where torch.jit does not see the hooks
+        passed_by.py          at the end: modules that gave nothing that was seen
         scales.py             what codes of quantised tensors stand for
         looks.py              tensors on their way to a scanner
           waiting.py            those that wait, held, for a common launch

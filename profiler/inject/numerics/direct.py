@@ -12,6 +12,7 @@ import sys
 import weakref
 
 from ..events import get_ident
+from .unseen import functions_overridden
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ _TURNS_MAX = 100
 
 #: The parts of the compiler that remember which function is torch's own.
 _COMPILER = "torch._dynamo.eval_frame"
+_LOADED_FIRST = "torch._dynamo"
 _REMEMBER = ("torch._dynamo.utils", "torch._dynamo.variables.nn_module")
 _REMEMBERED = "unpatched_nn_module_call_impl"
 
@@ -47,6 +49,8 @@ class Direct:
         self._tables: list[dict[int, Place]] = []
         self._joined: dict[int, tuple[int, dict[int, Place]]] = {}  # number of a root -> roots then, their places
         self._alive: list[Any] = []
+        if not told_of_compiler:
+            _loading.tell(numerics)
 
     def ready(self) -> bool:
         """Whether the function is in its place, and may stay there."""
@@ -113,6 +117,29 @@ class Direct:
         self.root, self.places = root, places
 
 
+class _Loading:
+    """A finder that finds nothing, and tells when torch's compiler is about to be loaded.
+
+    It is there for good: taken out of the list while another thread goes through it, it would hide another finder.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: Any = weakref.WeakSet()
+
+    def tell(self, numerics: "Numerics") -> None:
+        self._listeners.add(numerics)
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
+        if name == _LOADED_FIRST:
+            for numerics in list(self._listeners):
+                numerics.compiler_loads()
+
+
+_loading = _Loading()
+
+
 def _function_of(direct: "Direct", numerics: "Numerics", original: "Any") -> "Any":
     waits, gave, plain = numerics.waits, numerics.gave, numerics.looks.tensor
 
@@ -124,9 +151,11 @@ def _function_of(direct: "Direct", numerics: "Numerics", original: "Any") -> "An
             trace = error.__traceback__
             error.__traceback__ = trace.tb_next if trace is not None else None
             raise
-        if numerics.thread == get_ident():
+        if direct.places and numerics.thread == get_ident():  # in this order for a compiler that kept the function
             place = direct.places.get(id(args[0]))
-            if place is not None and (type(output) is not plain or not waits(place.spots[0], args, output)):
+            if place is not None and (
+                type(output) is not plain or functions_overridden() or not waits(place.spots[0], args, output)
+            ):
                 gave(direct.root, place, args, output)
         return output
 

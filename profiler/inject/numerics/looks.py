@@ -6,6 +6,7 @@ import weakref
 from ..events import Clock
 from .batches import Batches, held
 from .formats import FORMATS
+from .records import POINTS_MAX, tag_of
 from .scanner import Unchecked
 from .scanners import scanner_for
 from .waiting import NEW, Spot, Waiting
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 #: Tensors of one output that are looked at, and how deep they may lie in it.
 _TENSORS_MAX, _DEPTH_MAX = 16, 4
 
-#: Points, and reasons why something is not checked, that are kept.
-POINTS_MAX = (1 << 24) - 1
+#: Reasons why something is not checked that are kept.
 _REASONS_MAX = 2000
 
 #: References to a tensor that waits, where nobody else has one: two of ours, and the call that counts them.
@@ -67,7 +67,7 @@ class Looks:
         self.places: dict[int, Place] = {}  # by point
         self.saw_bad: Callable[..., None] = lambda *_, **__: None  # hears at once of bad values on the CPU
         self._points_count = 0
-        self._reasons: dict[tuple[str, str], None] = {}
+        self.reasons: dict[tuple[str, str], None] = {}
         self._reasons_told = 0
 
     def begin(self) -> None:
@@ -99,6 +99,9 @@ class Looks:
 
     def see(self, place: "Place", index: int, tensor: "Any") -> None:
         """Scan a tensor now, or let it wait."""
+        if self._is_lazy(tensor):
+            self.unchecked(place.path, "a parameter that had no size yet")
+            return
         version, waiting = self._version(tensor), self.waiting
         spot = self._spot(place, index)
         form = self.form(place, tensor)
@@ -119,7 +122,7 @@ class Looks:
             return
         self.flush()
         try:
-            scanner.add(tensor, form, waiting.begin << 32 | form.number << 24 | spot.point)
+            scanner.add(tensor, form, tag_of(waiting.begin, form.number, spot.point))
         except Unchecked as why:
             self.unchecked(place.path, str(why))
         waiting.begin += 1
@@ -163,6 +166,9 @@ class Looks:
             if sys.getrefcount(tensor) > _OWN_REFERENCES and self.sent(tensor, version) is None:
                 self._sent[id(tensor)] = (weakref.ref(tensor), version, spot)
 
+    def _is_lazy(self, tensor: "Any") -> bool:
+        return type(tensor) not in self._plain and type(tensor).__name__.startswith("Uninitialized")
+
     def _version(self, tensor: "Any") -> "Optional[int]":
         return None if tensor.is_inference() else tensor._version
 
@@ -171,6 +177,8 @@ class Looks:
         form = FORMATS.get(place.dtype) if place.dtype else self._forms.get(tensor.dtype)
         if type(tensor) not in self._plain:
             self.unchecked(place.path, "a tensor of class %s" % type(tensor).__name__)
+        elif tensor.is_nested:
+            self.unchecked(place.path, "a nested tensor")
         elif form is None or form.item_bytes != tensor.element_size():
             self.unchecked(place.path, "dtype %s" % (place.dtype or str(tensor.dtype).rpartition(".")[2]))
         elif tensor.layout != self._torch.strided:
@@ -228,8 +236,8 @@ class Looks:
 
     def unchecked(self, path: str, reason: str) -> None:
         """Note that something of this module is not scanned, and why."""
-        if len(self._reasons) < _REASONS_MAX:
-            self._reasons[path, reason] = None
+        if len(self.reasons) < _REASONS_MAX:
+            self.reasons[path, reason] = None
 
     # -- what was found -----------------------------------------------------------------------
 
@@ -239,7 +247,7 @@ class Looks:
         del self._points[: len(points)]
         if points:
             self._say(ev="numerics_points", points=points)
-        reasons = list(self._reasons)
+        reasons = list(self.reasons)
         if len(reasons) > self._reasons_told:
             self._say(ev="numerics_unchecked", places=reasons[self._reasons_told :])
             self._reasons_told = len(reasons)

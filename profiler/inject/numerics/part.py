@@ -10,13 +10,13 @@ from .. import ENV_CONTROL
 from ..captures import Captures
 from ..events import Clock, RLock, SignalsHeld, above_standard
 from . import records
-from .watch import Numerics
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
     from typing import Any
 
     from ..agent import Agent
+    from .watch import Numerics
 
 #: Steps after which models of a class never seen before are not looked for any more.
 _SEARCH_STEPS = 64
@@ -65,6 +65,8 @@ class NumericsPart:
         if "torch" not in sys.modules:
             self._say(ev="note", text="numerics need torch: nothing is checked")
             return
+        from .watch import Numerics  # which asks what this torch can do
+
         numerics = self._numerics = Numerics(
             self._say, options.numerics_every, tuple(options.numerics_modules), tuple(options.numerics_roles),
             told_of_compiler=not self._agent.compiler_used,

@@ -1,9 +1,11 @@
 """The hooks in a model that is watched: what torch calls, and how they come and go."""
 
+import sys
 import weakref
 from contextlib import nullcontext
 
 from ..events import get_ident
+from .unseen import is_compiling, overridden, unseen
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -29,7 +31,13 @@ class Hook:
 
     def __call__(self, *args: "Any") -> None:
         """What torch calls; never changes what the module gets or gives."""
-        self._call(*args)
+        if is_compiling():  # first of all, and a plain question: a compiler comes by here
+            return
+        if overridden():
+            with unseen():
+                self._call(*args)
+        else:
+            self._call(*args)
 
     def __reduce__(self) -> "tuple[Any, ...]":
         """See above."""
@@ -50,6 +58,8 @@ class OutputHook(Hook):
 
     def __call__(self, module: "Any", args: "tuple[Any, ...]", output: "Any") -> None:
         """What torch calls."""
+        if is_compiling():
+            return
         numerics = self._numerics
         if numerics.thread == get_ident():
             numerics.gave(self._root, self._place, (module, *args), output)
@@ -60,6 +70,13 @@ def giver(numerics: "Numerics") -> "Callable[[Root, Place, tuple[Any, ...], Any]
     waits, plain = numerics.waits, numerics.looks.tensor
 
     def gave(root: "Root", place: "Place", args: "tuple[Any, ...]", output: "Any") -> None:
+        if overridden():
+            with unseen():
+                sees(root, place, args, output)
+        else:
+            sees(root, place, args, output)
+
+    def sees(root: "Root", place: "Place", args: "tuple[Any, ...]", output: "Any") -> None:
         try:
             if type(output) is plain:
                 if not waits(place.spots[0], args, output):
@@ -90,6 +107,7 @@ class Root:
         self.outputs: list[tuple[Any, int, Hook]] = []  # the same, of modules that direct.py sees
         self.places: dict[int, Place] = {}  # of these, by id of the module
         self.handles: list[Any] = []
+        self.expected: dict[str, tuple[int, Place]] = {}  # modules that give something: id and place, by path
         self.last: Any = None  # moves the end of the step behind every other hook
         self.taken: Optional[Place] = None  # the model's own inputs, where they are watched
         self.on = self._hooked = False
@@ -114,6 +132,7 @@ class Root:
         self.hooks.clear()
         self.outputs.clear()
         self.places.clear()
+        self.expected.clear()
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
@@ -133,6 +152,30 @@ def always(module: "Any", hook: "Hook") -> "Any":
         return module.register_forward_hook(hook, always_call=True)  # also when the step raises
     except TypeError:
         return module.register_forward_hook(hook)
+
+
+def is_called(module: "Any", thread: int, but: int) -> bool:
+    """Whether more calls of a module than ``but`` are under way in a thread: asked where steps meet, which is rare."""
+    if module is None:
+        return False
+    function: Any = sys.modules["torch"].nn.Module._call_impl
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    code = getattr(function, "__code__", None)
+    frame: Any = sys._getframe() if thread == get_ident() else sys._current_frames().get(thread)
+    while frame is not None:
+        if code is None or (frame.f_code is code and frame.f_locals.get("self") is module):
+            but -= 1
+            if but < 0:
+                return True
+        frame = frame.f_back
+    return False
+
+
+def gives(module: "Any") -> bool:
+    """Whether calls of a module are expected, and give what nobody else gave."""
+    kind = type(module)
+    return kind.forward is not sys.modules["torch"].nn.Module.forward and kind.__name__ not in _HAND_ON
 
 
 def hands_on(module: "Any") -> bool:

@@ -9,8 +9,10 @@ of the program's own has changed is not seen, and the record then tells of the n
 import sys
 from collections import deque
 
+from ..interrupts import is_ours
 from . import records, scan_torch
 from .formats import NIBBLES
+from .mirror import CALLED
 from .scanner import TritonScanner, Unchecked
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -48,7 +50,7 @@ class TorchScanner:
         """Whether launches are captured instead of run."""
         return bool(self._on_gpu and self._torch.cuda.is_current_stream_capturing())
 
-    def add(self, tensor: "Any", form: "Format", tag: int, scanned: int = records.AT_ONCE) -> None:
+    def add(self, tensor: "Any", form: "Format", tag: int) -> None:
         """Scan one tensor. Raises Unchecked."""
         if self.capturing():
             raise Unchecked("in a CUDA graph, and Triton is missing")
@@ -56,7 +58,12 @@ class TorchScanner:
         laid_out = records.form_of(tensor, tensor.numel()) | records.AT_ONCE
         with self._torch.no_grad():
             if not self._on_gpu:
-                found = scan_torch.scan(tensor, form)
+                try:
+                    found = scan_torch.scan(tensor, form)
+                except (RuntimeError, ValueError) as error:
+                    if not is_ours(error, *CALLED):  # of a signal handler of the program's
+                        raise
+                    raise Unchecked("torch cannot scan it: %s" % str(error).partition("\n")[0][:100]) from None
                 self._write(self._step, tag, self._clock.unix_ns(), elements, found, laid_out)
             elif len(self._pending) >= PENDING_MAX:
                 self.lost += 1

@@ -10,12 +10,15 @@ import weakref
 from fnmatch import fnmatchcase
 
 from ..events import RLock, get_ident
+from ..interrupts import is_ours
+from . import passed_by, scripts
 from .direct import Direct
 from .first_bad import FirstBad
 from .graph_inputs import GraphInputs
 from .looks import Looks, Place, tensors_in
-from .roots import Hook, OutputHook, Root, always, giver, hands_on
+from .roots import Hook, OutputHook, Root, always, giver, gives, hands_on, is_called
 from .scales import Scales, is_quantised, scale_beside
+from .unseen import is_compiling, is_traced, unseen
 from .waiting import quick
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
 ROLES = ("output", "input", "weight", "gradient")
 
+_COMPILER_LOADED = "calls that torch's compiler has compiled, which was loaded since: watch what torch.compile gives"
+_TRACED = "calls that torch.jit.trace recorded"
 _COMPILED = "inside a compiled model: its output is checked, not what is in it"
 
 
@@ -46,10 +51,12 @@ class Numerics:
         self._scales = Scales(self.looks, say)
         self._lock = RLock()
         self._roots: dict[int, Root] = {}
+        self._hides = False  # whether torch.jit does not see our hooks
         self._models: dict[int, Any] = {}  # weak references, also of those that are not watched any more
         self._roots_count = 0
         self.thread = 0  # that is in a step
         self._root: Optional[Root] = None
+        self._again = 0  # calls of that model inside its own
         self.closed = False
         self.after_step: Callable[[], None] = lambda: None
         self.concurrent = 0  # steps not looked at, as another thread was in one
@@ -85,12 +92,18 @@ class Numerics:
         self._models[root.number] = root.module
         if any(vars(each).get("batch_first") is False for each in module.modules()):
             self._say(ev="numerics_tokens_first", root=root.number)
+        try:
+            root.handles.append(module.register_forward_pre_hook(Hook(lambda _, args: self._begins(root, args))))
+            root.handles.append(always(module, Hook(lambda *_: self._ends(root))))
+        except Exception as error:
+            root.remove()
+            self.looks.unchecked("", "a %s takes no hooks: %s" % (type(module).__name__, type(error).__name__))
+            return
+        if not self._hides:
+            self._hides = True
+            scripts.put_in()
         for path, each in self._modules(module):
             self._hook(root, path, each, is_root=each is module)
-        root.handles += [
-            module.register_forward_pre_hook(Hook(lambda _, args: self._begins(root, args))),
-            always(module, Hook(lambda *_: self._ends(root))),
-        ]
         hooks, end = module._forward_hooks, root.handles[-1].id
         root.last = lambda: hooks.move_to_end(end) if end in hooks else None
 
@@ -125,6 +138,8 @@ class Numerics:
                 given = Place(root.number, path, name, "output")
                 hook: Hook = OutputHook(self, root, given)
                 handle = module.register_forward_hook(hook)
+                if gives(module):
+                    root.expected[path] = (id(module), given)
                 if is_root or name == "OptimizedModule" or not self._direct.can_see(module):
                     handles.append((module._forward_hooks, handle, hook))
                 else:
@@ -150,7 +165,13 @@ class Numerics:
 
     def close(self) -> None:
         """Take all hooks out, for good; what was scanned can still be read."""
-        self.closed = True
+        if not self.closed:
+            self.closed = True
+            try:
+                passed_by.tell(self.looks, list(self._roots.values()), self._modules)
+            except Exception as error:
+                if not is_ours(error):  # of a signal handler of the program's
+                    raise
         self.let_go()
 
     def compiler_came(self) -> None:
@@ -158,12 +179,26 @@ class Numerics:
         self._direct.told_of_compiler = False  # from now on its being loaded counts
         self.let_go()
 
+    def compiler_loads(self) -> None:
+        """torch's compiler, of which nobody has told, is about to be loaded: it is to come upon nothing but hooks."""
+        try:
+            if not self.closed:
+                self._direct.take_out()
+                self.looks.unchecked("", _COMPILER_LOADED)
+                if self._root is not None and self.thread == get_ident():
+                    self._root.switch(self._root.on)
+        except Exception as error:
+            self.fault(error)
+
     def let_go(self) -> None:
         """Take all hooks out."""
         with self._lock:
             roots, self._roots = list(self._roots.values()), {}
             for root in roots:
                 root.remove()
+            if self._hides:
+                self._hides = False
+                scripts.take_out()
             self._direct.take_out()
             self.first_bad.take_out()
 
@@ -180,16 +215,20 @@ class Numerics:
 
     def _begins(self, root: "Root", args: "tuple[Any, ...]") -> None:
         thread = get_ident()
-        if self.thread == thread and self._root is not root:  # a root inside another
+        if self.thread == thread and self._is_under_way(root):
+            self._again += self._root is root
             return
         try:
             with self._lock:
-                if self.closed or self._is_compiling():
+                if self.closed or is_compiling():
                     return
-                if self.thread not in (0, thread):
+                if is_traced():
+                    self.looks.unchecked("", _TRACED)
+                    return
+                if self.thread not in (0, thread) and self._is_under_way():
                     self.concurrent += 1
                     return
-                self.thread, self._root = thread, root
+                self.thread, self._root, self._again = thread, root, 0
             self.looks.begin()
             self._awaited.clear()
             looked_at = root.steps % self._every == 0 or self.looks.capturing()
@@ -210,6 +249,9 @@ class Numerics:
     def _ends(self, root: "Root") -> None:
         if self.thread != get_ident() or self._root is not root:
             return
+        if self._again:  # it had called itself
+            self._again -= 1
+            return
         try:
             self.looks.flush(ends=True)
         except Exception as error:
@@ -218,9 +260,14 @@ class Numerics:
             self.thread, self._root = 0, None
         self.after_step()
 
-    def _is_compiling(self) -> bool:
-        ask = getattr(getattr(self._torch, "compiler", None), "is_compiling", None)
-        return bool(ask is not None and ask())
+    def _is_under_way(self, begins: "Optional[Root]" = None) -> bool:
+        """Whether the step that began last still goes on: KeyboardInterrupt, SystemExit and the like tell no hook.
+
+        ``begins``: of which model a call has just begun, in this thread.
+        """
+        root = self._root
+        model = root.module() if root is not None else None
+        return is_called(model, self.thread, but=1 if root is begins else 0)
 
     def capture_comes(self) -> None:
         """A capture is about to begin."""
@@ -325,7 +372,9 @@ class Numerics:
 
     def _gradient(self, place: "Place", index: int, gradient: "Any") -> None:
         try:
-            if self.look(place, index, gradient, ends=False) and not self._backward:
+            with unseen():
+                seen = self.look(place, index, gradient, ends=False)
+            if seen and not self._backward:
                 self._backward = True
                 self._torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
         except Exception as error:
@@ -363,7 +412,7 @@ class Numerics:
             place = self._named.get((name, role, dtype))
             if place is None:
                 place = self._named[name, role, dtype] = Place(-1, name, type(tensor).__name__, role, dtype)
-            with self._lock:
+            with self._lock, unseen():
                 if self.look(place, 0, tensor, ends=scale is None) and scale is not None:
                     self._scale(place, tensor, scale, zero_point)
                     if self.thread == 0:

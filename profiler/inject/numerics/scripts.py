@@ -1,0 +1,67 @@
+"""``torch.jit`` compiles the hooks of what it scripts, which ours are not made for: they are not there meanwhile."""
+
+import sys
+
+from ..interrupts import is_ours
+
+TYPE_CHECKING = False  # importing typing would cost the program a millisecond
+if TYPE_CHECKING:
+    from typing import Any
+
+_PLACE, _NAME = "torch.jit._recursive", "create_script_module"
+
+_users = 0
+
+
+def put_in() -> None:
+    """Have our hooks hidden from ``torch.jit.script``, until the last who asked for it asks no more."""
+    global _users
+    _users += 1
+    module = sys.modules.get(_PLACE)
+    original = getattr(module, _NAME, None)
+    if type(original) is type(put_in) and not hasattr(original, "of_spikeprof"):
+        setattr(module, _NAME, _hiding(original))
+
+
+def take_out() -> None:
+    """See put_in. Wrapped by somebody since, it stays and does nothing."""
+    global _users
+    _users -= 1
+    module = sys.modules.get(_PLACE)
+    there: Any = getattr(module, _NAME, None)
+    if not _users and hasattr(there, "of_spikeprof"):
+        setattr(module, _NAME, there.__wrapped__)
+
+
+def _hiding(original: "Any") -> "Any":
+    def create_script_module(nn_module: "Any", *args: "Any", **kwargs: "Any") -> "Any":
+        taken: list[tuple[Any, list[tuple[int, Any]]]] = []
+        try:
+            for module in nn_module.modules() if _users else ():
+                for hooks in (module._forward_pre_hooks, module._forward_hooks):
+                    if any(hasattr(hook, "of_spikeprof") for hook in hooks.values()):
+                        taken.append((hooks, list(hooks.items())))
+                        _put(hooks, [each for each in hooks.items() if not hasattr(each[1], "of_spikeprof")])
+        except Exception as error:
+            if not is_ours(error, "torch"):  # of a signal handler of the program's
+                raise
+        try:
+            return original(nn_module, *args, **kwargs)
+        except BaseException as error:
+            # The program's traceback is its own (from Python 3.11 on).
+            trace = error.__traceback__
+            error.__traceback__ = trace.tb_next if trace is not None else None
+            raise
+        finally:
+            for hooks, items in taken:
+                _put(hooks, items)
+
+    create_script_module.__doc__, create_script_module.__module__ = original.__doc__, original.__module__
+    create_script_module.__wrapped__ = original  # type: ignore[attr-defined]
+    create_script_module.of_spikeprof = True  # type: ignore[attr-defined]
+    return create_script_module
+
+
+def _put(hooks: "Any", items: "list[tuple[int, Any]]") -> None:
+    hooks.clear()
+    hooks.update(items)

@@ -1,0 +1,295 @@
+"""What programs do with a model beside calling it, watched: nothing of it changes, and what is not seen is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import spikeprof
+from spikeprof.profiler.inject.numerics import direct
+from spikeprof.profiler.watching import Watch
+
+SOURCE = Path(__file__).resolve().parents[3] / "src"
+
+
+@pytest.fixture(autouse=True)
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process where nobody compiles: other tests do."""
+    monkeypatch.setattr(direct, "_COMPILER", "a module that nobody has")
+    monkeypatch.setattr(direct, "_turns", 0)
+
+
+class Times(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(factor))
+
+    def forward(self, x: Any) -> Any:
+        return x * self.weight
+
+
+def model_of(*factors: float) -> Any:
+    return nn.Sequential(*(Times(factor) for factor in factors))
+
+
+def seen(watched: Watch, role: str = "output") -> list[tuple[int, str, float]]:
+    return [(row["step"], row["module"], row["amax_value"]) for row in watched.stats() if row["role"] == role]
+
+
+def reasons(watched: Watch) -> dict[str, str]:
+    return {path: why.partition(":")[0] for path, why in watched.unchecked}
+
+
+# -- others who look at what torch does -----------------------------------------------------------
+
+
+def operators(run: Callable[[], object]) -> list[str]:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    found = []
+
+    class Counts(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Counts():
+        run()
+    return found
+
+
+def functions(run: Callable[[], object]) -> list[str]:
+    from torch.overrides import TorchFunctionMode
+
+    found = []
+
+    class Counts(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    with Counts():
+        run()
+    return found
+
+
+def nodes(run: Callable[[], Any]) -> list[str]:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return [str(node.target) for node in make_fx(lambda x: run())(torch.ones(1)).graph.nodes]
+
+
+def traced(run: Callable[[], Any]) -> list[str]:
+    class Runs(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return run()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit as a whole
+        graph = torch.jit.trace(Runs(), torch.ones(1), check_trace=False).inlined_graph
+    return [str(node.kind()) for node in graph.nodes()]
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("observed", [operators, functions, nodes, traced])
+def test_modes_and_tracers_of_the_program_see_nothing_of_ours(
+    observed: Callable[[Callable[[], Any]], list[str]], every: int
+) -> None:
+    model = model_of(2.0, 3.0).requires_grad_(False)  # else none of it could be a constant of a trace
+    roles = ("output", "input", "weight")
+    plain = observed(lambda: model(torch.ones(2)))
+    assert plain
+    with spikeprof.watch(model, every=every, roles=roles) as watched:
+        assert observed(lambda: model(torch.ones(2))) == plain
+    assert not watched.remarks
+    if observed is traced:
+        assert reasons(watched)[""] == "calls that torch.jit.trace recorded"
+    else:
+        assert seen(watched) == [(0, "0", 2.0), (0, "1", 6.0)]
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_torch_jit_scripts_a_model_that_is_watched(every: int) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    before = torch.jit._recursive.create_script_module
+    with spikeprof.watch(model, every=every) as watched, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        model(torch.ones(1, 2))
+        hooks = [list(module._forward_hooks) for module in model.modules()]
+        scripted = torch.jit.script(model)
+        assert [list(module._forward_hooks) for module in model.modules()] == hooks
+        assert torch.equal(scripted(torch.ones(1, 2)), model(torch.ones(1, 2)))
+        with spikeprof.watch(scripted) as other:
+            scripted(torch.ones(1, 2))
+    assert torch.jit._recursive.create_script_module is before
+    assert not other.remarks
+    assert reasons(other)[""] == "a RecursiveScriptModule takes no hooks"
+    assert len(seen(watched)) == (4 if every == 1 else 2)
+
+
+COMPILES = """
+import sys
+sys.path.insert(0, {source!r})
+import torch, spikeprof
+from torch import nn
+model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+watched = spikeprof.watch(model)
+x = torch.ones(1, 2)
+expected = model(x) if {called} else None
+{compile}
+import torch._dynamo as dynamo
+with torch.no_grad():
+    for _ in range(2):
+        assert expected is None or torch.equal(compiled(x), expected)
+assert dynamo.utils.counters["stats"]["unique_graphs"] <= 1, dynamo.utils.counters
+model2 = nn.Sequential(nn.Linear(2, 2))
+watched.close()
+assert any("compiler" in why for _, why in watched.unchecked), watched.unchecked
+assert not hasattr(nn.Module._call_impl, "__wrapped__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("called", "compiles"),
+    [
+        (True, "compiled = torch.compile(model, backend='eager', fullgraph=True)"),
+        (False, "model.compile(backend='eager', fullgraph=True); compiled = model; compiled(x)"),
+    ],
+)
+def test_torch_compile_meets_nothing_of_ours(called: bool, compiles: str) -> None:
+    program = COMPILES.format(source=str(SOURCE), called=called, compile=compiles)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+# -- tensors that cannot be scanned end no watch --------------------------------------------------
+
+
+def test_what_torch_cannot_scan_is_told_and_the_rest_goes_on() -> None:
+    class Nested(nn.Module):
+        def forward(self, x: Any) -> Any:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # a prototype
+                return torch.nested.nested_tensor([x, x[:1]])
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.nested, self.last = Nested(), Times(3.0)
+
+        def forward(self, x: Any) -> Any:
+            if not torch._C._functorch.maybe_current_level():
+                self.nested(x)
+            return self.last(x)
+
+    model = Both()
+    with spikeprof.watch(model) as watched:
+        model(torch.ones(2))
+        torch.func.vmap(model)(torch.ones(3, 2))
+        torch.func.vmap(model.last)(torch.ones(3, 2))
+        model(torch.ones(2))
+    assert not watched.remarks
+    assert reasons(watched)["nested"] == "a nested tensor"
+    assert reasons(watched)["last"] == "torch cannot scan it"
+    assert [step for step, name, _ in seen(watched) if name == "last"] == [0, 2]
+
+
+def test_parameters_without_a_size_yet_are_told() -> None:
+    model = nn.Sequential(nn.LazyLinear(3))
+    with spikeprof.watch(model, roles=("output", "weight")) as watched:
+        model(torch.ones(2, 2))
+    assert not watched.remarks
+    assert reasons(watched)["0.weight"] == "a parameter that had no size yet"
+    assert len(seen(watched)) == 1
+
+
+# -- steps ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_model_that_calls_itself_is_in_one_step(every: int) -> None:
+    class Recursive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down, self.up = Times(2.0), Times(3.0)
+
+        def forward(self, x: Any, depth: int = 1) -> Any:
+            x = self.down(x)
+            return self.up(self(x, depth - 1) if depth else x)
+
+    model = Recursive()
+    with spikeprof.watch(model, every=every) as watched:
+        for _ in range(2):
+            model(torch.ones(1))
+    names = [("down", 2.0), ("down", 4.0), ("up", 12.0), ("up", 36.0)]
+    assert seen(watched) == [(step, *each) for step in range(0, 2, every) for each in names]
+
+
+class Ends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Times(1.0)
+
+    def forward(self, x: Any) -> Any:
+        if self.inner(x) > 9:
+            raise KeyboardInterrupt  # of which torch tells no hook
+        return x
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_step_that_was_interrupted_hides_no_other_model_or_thread(every: int) -> None:
+    model, other = Ends(), model_of(2.0)
+    watched = spikeprof.watch(model, every=every)
+    assert watched._numerics is not None
+    watched._numerics.attach(other)
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.full((1,), 50.0))
+    other(torch.ones(1))
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.full((1,), 50.0))
+    if every == 1:
+        thread = threading.Thread(target=other, args=(torch.full((1,), 2.0),))
+        thread.start()
+        thread.join()
+    watched.close()
+    assert watched._numerics.concurrent == 0
+    assert [each for each in seen(watched) if each[1] == "0"] == [(1, "0", 2.0), (3, "0", 4.0)][: 3 - every]
+
+
+# -- what nobody saw ------------------------------------------------------------------------------
+
+
+class OwnCall(Times):
+    def __call__(self, x: Any) -> Any:
+        return self.forward(x)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_modules_whose_calls_were_not_seen_are_told(every: int) -> None:
+    model = nn.Sequential(OwnCall(1.0), Times(2.0), nn.Identity(), nn.ModuleList([Times(4.0)]))
+    model.forward = lambda x: model[1](model[0](x))
+    with spikeprof.watch(model, every=every) as watched:
+        for _ in range(3):
+            model(torch.ones(1))
+        model[1] = Times(3.0)
+        model(torch.ones(1))
+    never, late = "no call of it was seen", "it came into the model after that was called first"
+    assert {path: why for path, why in reasons(watched).items() if path} == {"0": never, "3.0": never, "1": late}
+    with spikeprof.watch(OwnCall(1.0), every=every) as watched:
+        pass
+    assert reasons(watched) == {"": never}
+
+
+@pytest.fixture(autouse=True)
+def _no_hooks_left() -> Iterator[None]:
+    before = nn.Module._call_impl
+    yield
+    assert nn.Module._call_impl is before
