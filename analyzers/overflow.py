@@ -206,7 +206,7 @@ class Overflow:
         """Answer the question. ``not_applicable`` when no tensor was scanned."""
         scans = scans_of(trace, self.fp16_limit_value)
         if not len(scans):
-            return Result(self.info.id, "not_applicable", reason="no watched tensor was scanned while recording")
+            return Result(self.info.id, "not_applicable", reason=_why_nothing(trace))
         found, bad = totals(scans), bad_steps(scans)
         sources, rising = list(origins(scans, bad)), self._trends(scans)
         leaked = leaks(scans, self.min_leak_dimensions_count)
@@ -403,3 +403,12 @@ class Overflow:
         if scans.rank[0] != scans.rank[-1]:
             scope["rank"] = int(scans.rank[scan])
         return Finding(rule, severity, scope, tuple(evidence), action)
+
+
+def _why_nothing(trace: Trace) -> str:
+    """Why no tensor was scanned, as far as the recording tells: patterns that match no module are the usual reason."""
+    note, patterns = trace.manifest.collectors.get("numerics"), trace.manifest.options.get("numerics_modules", "")
+    why = note.reason if note else ""
+    if patterns not in ("", "['*']"):
+        why = why or f"modules were picked by {patterns.strip('[]')}"
+    return "no watched tensor was scanned while recording" + (f": {why}" if why else "")

@@ -17,6 +17,9 @@ POLICY_HELP = "Exit with 1 unless fusion coverage keeps to this policy (JSON or 
 
 SEVERITIES = ("info", "warning", "critical")
 
+#: Of an analyzer that could not look: its tables are missing, or hold nothing that it could judge.
+_NOT_LOOKED = ("not_measured", "not_applicable")
+
 
 def failing(text: str) -> tuple[str, ...]:
     """What ``--fail-on`` names: a severity, or rules, comma separated. Raises UsageError for what is neither."""
@@ -51,21 +54,21 @@ def violations(report: Report, names: Sequence[str]) -> list[str]:
     if not severities:
         return lines + _not_looked_at(report, names)
     asked = [r for r in report.results if r.analyzer != "truth"]
-    if not lines and asked and all(r.status == "not_measured" for r in asked):
+    if not lines and asked and all(r.status in _NOT_LOOKED for r in asked):
         lines.append(f"nothing was measured that could pass ({asked[0].reason})")
     return lines
 
 
 def _not_looked_at(report: Report, names: Sequence[str]) -> list[str]:
-    """Rules that are asked for, of analyzers that lack what they need."""
+    """Rules that are asked for, of analyzers that lack what they need, or found nothing to judge."""
     from spikeprof.analyzers.registry import rules
 
     known = rules()
     results = {name: report.result(known[name][0].info.id) for name in names}
     return [
-        f"{name}: not measured ({result.reason}): {result.collect_with}"
+        f"{name}: not measured ({result.reason})" + (f": {result.collect_with}" if result.collect_with else "")
         for name, result in results.items()
-        if result is not None and result.status == "not_measured"
+        if result is not None and result.status in _NOT_LOOKED
     ]
 
 

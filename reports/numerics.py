@@ -204,15 +204,14 @@ def _layout(names: list[str], steps: list[tuple[int, int]]) -> Plotly:
     ticks = list(range(0, len(steps), every))
     layout = base_layout(
         110 + 20 * len(names),
-        xaxis=axis(
-            "step", tickvals=ticks, ticktext=[fmt.count(steps[at][0]) for at in ticks], showgrid=False, fixedrange=True
+        xaxis=axis(  # the caption says what it counts: plotly puts a title between the labels of few columns
+            "", tickvals=ticks, ticktext=[fmt.count(steps[at][0]) for at in ticks], showgrid=False, fixedrange=True
         ),
         yaxis=row_axis([safe(tail(printable(label), _LABEL_CHARS)) for label in labels], tickfont={"size": 11}),
         coloraxis={"colorscale": THEMES["light"]["evenscale"], "cmin": 0, "cmax": _SHOWN_BITS, "reversescale": True}
         | {"colorbar": colour_bar("headroom (bits), red: Inf or NaN", 5)},
     )
     layout["margin"] = {**layout["margin"], "t": 58}
-    del layout["xaxis"]["title"]["standoff"]  # with it, plotly puts the title into the labels of few columns
     return layout
 
 

@@ -167,7 +167,7 @@ _CAPTIONS = {
     "kernel_links": ("Kernels by bytes over links", ""),
     "headroom": (
         "Headroom by module and step",
-        "In execution order. Colour: the least of each cell; 16 bits and more are alike.",
+        "Modules in execution order, by step. Colour: the least of each cell; 16 bits and more are alike.",
     ),
     "numerics-around": ("The first step with Inf or NaN, around the first bad scan", ""),
     "numerics-bad-steps": ("Steps with Inf or NaN, with what was bad first in each", ""),

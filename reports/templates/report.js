@@ -43,6 +43,7 @@
       layout.margin.r = 8;
       layout.font.size = 11;
       layout.dragmode = false; // a finger on a chart scrolls the page
+      if (layout.showlegend && figure.data.length > 8) layout.height += 18 * figure.data.length; // a line each
       if (layout.coloraxis && layout.coloraxis.colorbar) Object.assign(layout.coloraxis.colorbar, { len: 0.95, nticks: 4 });
       if (figure.meta.upright) { // heads of columns
         layout.xaxis.tickangle = -90;

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,19 @@ def test_a_rule_that_could_not_be_looked_for_does_not_pass(here: Here, trace: Pa
     run = here("analyze", trace, "--fail-on", "overflow")
     assert run.returncode == 1
     assert "overflow: not measured (the table 'tensor_stats' was not collected): spikeprof run --numerics" in run.stderr
+
+
+def test_a_rule_that_had_nothing_to_judge_does_not_pass(here: Here, tmp_path: Path) -> None:
+    folder = store.create_folder(tmp_path / "numerics")
+    nothing = tiny.trace(tensor_stats=[])
+    picked = replace(nothing.manifest, options={"numerics_modules": "['layer.*']"})
+    store.write_trace(folder, replace(nothing, manifest=picked))
+    run = here("analyze", folder, "--fail-on", "overflow")
+    why = "no watched tensor was scanned while recording: modules were picked by 'layer.*'"
+    assert run.returncode == 1
+    assert f"--fail-on overflow: overflow: not measured ({why})\n" in run.stderr
+    assert here("analyze", folder, "--fail-on", "warning").returncode == 1
+    assert here("analyze", folder).returncode == 0
 
 
 @pytest.mark.parametrize(("inf_count", "code"), [(0, 0), (1, 1)])
