@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
+_WORDS = "CPU CUDA HW SW CUPTI DRAM GPU GPUs ID L1 L2 L1D LLC NUMA NVLink NVLinks NVML PCIe SM UUID FP16 FP32 FP64 HMMA"
+
 #: Words of names that are written in capitals.
-SPELLED = {
-    w.lower(): w
-    for w in (
-        "CPU CUDA HW SW CUPTI DRAM GPU GPUs ID L1 L2 L1D LLC NUMA NVLink NVLinks NVML PCIe SM UUID "
-        "FP16 FP32 FP64 HMMA IMMA"
-    ).split()
-}
+SPELLED = {w.lower(): w for w in f"{_WORDS} IMMA".split()}
 
 #: Classes of idle time: the name, and what the GPU waited for.
 IDLE_CLASSES = {
