@@ -8,7 +8,8 @@ From a module to the file of records::
           unseen.py             where nobody else sees what is done with tensors
           scripts.py            where torch.jit does not see the hooks
         passed_by.py          at the end: modules that gave nothing that was seen
-        scales.py             what codes of quantised tensors stand for
+        gradients.py          those of what modules give
+        named.py              tensors that the program names, and weights, with scales.py for quantised ones
         looks.py              tensors on their way to a scanner
           waiting.py            those that wait, held, for a common launch
           batches.py            what is launched for them; which are as in the step before

@@ -1,19 +1,22 @@
-"""The hooks in a model that is watched: what torch calls, and how they come and go."""
+"""The hooks in a model that is watched: in which modules, what torch calls, and how they come and go."""
 
 import sys
 import weakref
 from contextlib import nullcontext
+from fnmatch import fnmatchcase
 
 from ..events import get_ident
+from .looks import Place
 from .unseen import is_compiling, overridden, unseen
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any, Optional
 
-    from .looks import Place
     from .watch import Numerics
+
+_COMPILED = "inside a compiled model: its output is checked, not what is in it"
 
 #: Classes that hand their input on as it is.
 _HAND_ON = ("Identity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout")
@@ -113,6 +116,40 @@ class Root:
         self.on = self._hooked = False
         self.steps = 0
 
+    def prepare(self, numerics: "Numerics", path: str, module: "Any") -> None:
+        """Make the hooks of one of its modules, or enter it into the tables of direct.py."""
+        is_root, name = module is self.module(), type(module).__name__
+        try:
+            if "output" in numerics.roles:
+                given = Place(self.number, path, name, "output")
+                entry = _entry(module, OutputHook(numerics, self, given), after=True)
+                if gives(module):
+                    self.expected[path] = (id(module), given)
+                if is_root or name == "OptimizedModule" or not numerics.direct.can_see(module):
+                    self.hooks.append(entry)
+                else:
+                    self.outputs.append(entry)
+                    numerics.direct.know(module, given, self.places)
+            if "input" in numerics.roles:
+                taken = Place(self.number, path, name, "input")
+                if is_root:  # torch has made its list of the root's hooks by the time that they are put in
+                    self.taken = taken
+                else:
+                    before = Hook(lambda _, args: numerics.inputs(taken, args))
+                    self.hooks.append(_entry(module, before, after=False))
+            if "gradient" in numerics.roles:
+                got = Place(self.number, path, name, "gradient")
+                after = Hook(lambda _, args, output: numerics.gradients.wait(got, output))
+                self.hooks.append(_entry(module, after, after=True))
+        except Exception as error:  # a class that takes no hooks, as of torch.jit
+            numerics.looks.unchecked(path, "it takes no hooks: %s" % type(error).__name__)
+
+    def before(self, module: "Any", call: "Callable[..., None]") -> None:
+        """Call this before a module runs, from now on."""
+        entry = _entry(module, Hook(call), after=False)
+        self.hooks.append(entry)
+        _switch([entry], True)
+
     def switch(self, on: bool, direct: bool = False) -> None:
         """Put the hooks in or take them out; ``direct``: all but those of modules that direct.py sees."""
         hooked = on and not direct
@@ -144,6 +181,40 @@ def _switch(hooks: "list[tuple[Any, int, Hook]]", on: bool) -> None:
             owner[key] = hook
         else:
             owner.pop(key, None)
+
+
+def _entry(module: "Any", hook: "Hook", after: bool) -> "tuple[Any, int, Hook]":
+    """A hook that is not there yet, and where it belongs: torch gives the key, and says if it can be hooked at all."""
+    hooks = module._forward_hooks if after else module._forward_pre_hooks
+    handle = module.register_forward_hook(hook) if after else module.register_forward_pre_hook(hook)
+    hooks.pop(handle.id, None)
+    return hooks, handle.id, hook
+
+
+def watched_modules(
+    model: "Any", patterns: "tuple[str, ...]", unchecked: "Callable[[str, str], None]"
+) -> "Iterator[tuple[str, Any]]":
+    """(path, module) of those that can be watched, and that a pattern names; shared ones under their first name.
+
+    What is compiled is a whole: of an ``OptimizedModule`` hooks see the output, of what is inside nothing.
+    """
+    seen: set[int] = set()
+    waiting = [("", model)]
+    while waiting:
+        path, each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if getattr(each, "_compiled_call_impl", None) is not None:
+            unchecked(path, _COMPILED)
+            continue
+        if any(fnmatchcase(path, pattern) for pattern in patterns):
+            yield path, each
+        if type(each).__name__ == "OptimizedModule":
+            unchecked("%s._orig_mod" % path if path else "_orig_mod", _COMPILED)
+            continue
+        inner = [(name, one) for name, one in each._modules.items() if one is not None]
+        waiting += [("%s.%s" % (path, name) if path else name, one) for name, one in reversed(inner)]
 
 
 def always(module: "Any", hook: "Hook") -> "Any":

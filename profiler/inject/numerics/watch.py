@@ -1,36 +1,37 @@
-"""Which modules are watched: models and their submodules, and the steps that are looked at.
+"""Which models are watched, and the steps that are looked at.
 
-A model is found when it is called for the first time, as the outermost module; its submodules get forward hooks, for
-the steps that are looked at. An output that several modules hand on is scanned once; the others are noted as the same.
-A module that writes into its own input is learned at its first call: from then on what waits is scanned before it.
+A model is found when it is called for the first time, as the outermost module. What it and its submodules give comes
+here by hooks (roots.py) or without (direct.py). An output that several modules hand on is scanned once; the others are
+noted as the same. A module that writes into its own input is learned at its first call: from then on what waits is
+scanned before it.
 """
 
-import sys
-import weakref
-from fnmatch import fnmatchcase
+from functools import partial
 
 from ..events import RLock, get_ident
 from ..interrupts import is_ours
 from . import passed_by, scripts
 from .direct import Direct
 from .first_bad import FirstBad
+from .gradients import Gradients
 from .graph_inputs import GraphInputs
-from .looks import Looks, Place, tensors_in
-from .roots import Hook, OutputHook, Root, always, giver, gives, hands_on, is_called
-from .scales import Scales, is_quantised, scale_beside
-from .unseen import is_compiling, is_traced, unseen
+from .looks import Looks, tensors_in
+from .named import Named
+from .roots import Hook, Root, always, giver, hands_on, is_called, watched_modules
+from .unseen import is_compiling, is_traced
 from .waiting import quick
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import Any, Optional
+
+    from .looks import Place
 
 ROLES = ("output", "input", "weight", "gradient")
 
 _COMPILER_LOADED = "calls that torch's compiler has compiled, which was loaded since: watch what torch.compile gives"
 _TRACED = "calls that torch.jit.trace recorded"
-_COMPILED = "inside a compiled model: its output is checked, not what is in it"
 
 
 class Numerics:
@@ -40,15 +41,15 @@ class Numerics:
         self, say: "Callable[..., None]", every: int = 1, patterns: "tuple[str, ...]" = ("*",),
         roles: "tuple[str, ...]" = ("output",), told_of_compiler: bool = False,
     ) -> None:  # fmt: skip
-        self._torch, self._say = sys.modules["torch"], say
-        self._every, self._patterns, self._roles = max(every, 1), patterns, roles
+        self._say, self._every, self.roles = say, max(every, 1), roles
         self.looks = Looks(say, self._every)
+        self._modules = partial(watched_modules, patterns=patterns, unchecked=self.looks.unchecked)
         self.first_bad, self.graph_inputs = FirstBad(self), GraphInputs(self)
         self.looks.saw_bad = self.first_bad.saw
         self.waits = quick(self.looks.waiting, self.flush)
         self.gave = giver(self)
-        self._direct = Direct(self, told_of_compiler)
-        self._scales = Scales(self.looks, say)
+        self.direct = Direct(self, told_of_compiler)
+        self.gradients, self._named = Gradients(self), Named(self, say)
         self._lock = RLock()
         self._roots: dict[int, Root] = {}
         self._hides = False  # whether torch.jit does not see our hooks
@@ -60,9 +61,6 @@ class Numerics:
         self.closed = False
         self.after_step: Callable[[], None] = lambda: None
         self.concurrent = 0  # steps not looked at, as another thread was in one
-        self._awaited: dict[int, Any] = {}  # outputs of the step whose gradients are waited for
-        self._backward = False  # whether the end of a backward pass is waited for
-        self._named: dict[tuple[str, str, str], Place] = {}  # tensors that the program names
 
     # -- models -------------------------------------------------------------------------------
 
@@ -85,8 +83,8 @@ class Numerics:
             if known.module() is module:
                 return
             known.remove()
-        if self._every == 1 and "output" in self._roles:
-            self._direct.put_in()
+        if self._every == 1 and "output" in self.roles:
+            self.direct.put_in()
         root = self._roots[id(module)] = Root(module, self._roots_count)
         self._roots_count += 1
         self._models[root.number] = root.module
@@ -103,65 +101,9 @@ class Numerics:
             self._hides = True
             scripts.put_in()
         for path, each in self._modules(module):
-            self._hook(root, path, each, is_root=each is module)
+            root.prepare(self, path, each)
         hooks, end = module._forward_hooks, root.handles[-1].id
         root.last = lambda: hooks.move_to_end(end) if end in hooks else None
-
-    def _modules(self, module: "Any") -> "Iterator[tuple[str, Any]]":
-        """(path, module) of those that can be watched, and that a pattern names; shared ones under their first name.
-
-        What is compiled is a whole: of an ``OptimizedModule`` hooks see the output, of what is inside nothing.
-        """
-        seen: set[int] = set()
-        waiting = [("", module)]
-        while waiting:
-            path, each = waiting.pop()
-            if id(each) in seen:
-                continue
-            seen.add(id(each))
-            if getattr(each, "_compiled_call_impl", None) is not None:
-                self.looks.unchecked(path, _COMPILED)
-                continue
-            if any(fnmatchcase(path, pattern) for pattern in self._patterns):
-                yield path, each
-            if type(each).__name__ == "OptimizedModule":
-                self.looks.unchecked("%s._orig_mod" % path if path else "_orig_mod", _COMPILED)
-                continue
-            inner = [(name, one) for name, one in each._modules.items() if one is not None]
-            waiting += [("%s.%s" % (path, name) if path else name, one) for name, one in reversed(inner)]
-
-    def _hook(self, root: "Root", path: str, module: "Any", is_root: bool) -> None:
-        handles: list[tuple[Any, Any, Hook]] = []
-        name = type(module).__name__
-        try:
-            if "output" in self._roles:
-                given = Place(root.number, path, name, "output")
-                hook: Hook = OutputHook(self, root, given)
-                handle = module.register_forward_hook(hook)
-                if gives(module):
-                    root.expected[path] = (id(module), given)
-                if is_root or name == "OptimizedModule" or not self._direct.can_see(module):
-                    handles.append((module._forward_hooks, handle, hook))
-                else:
-                    module._forward_hooks.pop(handle.id, None)
-                    root.outputs.append((module._forward_hooks, handle.id, hook))
-                    self._direct.know(module, given, root.places)
-            if "input" in self._roles:
-                taken = Place(root.number, path, name, "input")
-                if is_root:  # torch has made its list of the root's hooks by the time that they are put in
-                    root.taken = taken
-                else:
-                    hook = Hook(lambda _, args: self._inputs(taken, args))
-                    handles.append((module._forward_pre_hooks, module.register_forward_pre_hook(hook), hook))
-            if "gradient" in self._roles:
-                got = Place(root.number, path, name, "gradient")
-                hook = Hook(lambda _, args, output: self._await_gradients(got, output))
-                handles.append((module._forward_hooks, module.register_forward_hook(hook), hook))
-        except Exception as error:  # a class that takes no hooks, as of torch.jit
-            self.looks.unchecked(path, "it takes no hooks: %s" % type(error).__name__)
-        for hooks, handle, hook in handles:
-            hooks.pop(handle.id, None)
-            root.hooks.append((hooks, handle.id, hook))
 
     def close(self) -> None:
         """Take all hooks out, for good; what was scanned can still be read."""
@@ -176,14 +118,14 @@ class Numerics:
 
     def compiler_came(self) -> None:
         """Something is about to be compiled: take all hooks out."""
-        self._direct.told_of_compiler = False  # from now on its being loaded counts
+        self.direct.told_of_compiler = False  # from now on its being loaded counts
         self.let_go()
 
     def compiler_loads(self) -> None:
         """torch's compiler, of which nobody has told, is about to be loaded: it is to come upon nothing but hooks."""
         try:
             if not self.closed:
-                self._direct.take_out()
+                self.direct.take_out()
                 self.looks.unchecked("", _COMPILER_LOADED)
                 if self._root is not None and self.thread == get_ident():
                     self._root.switch(self._root.on)
@@ -199,7 +141,7 @@ class Numerics:
             if self._hides:
                 self._hides = False
                 scripts.take_out()
-            self._direct.take_out()
+            self.direct.take_out()
             self.first_bad.take_out()
 
     def fault(self, error: "Exception") -> None:
@@ -230,19 +172,19 @@ class Numerics:
                     return
                 self.thread, self._root, self._again = thread, root, 0
             self.looks.begin()
-            self._awaited.clear()
+            self.gradients.begin()
             looked_at = root.steps % self._every == 0 or self.looks.capturing()
-            direct = self._direct.ready()
+            direct = self.direct.ready()
             if direct:
-                self._direct.begins(root, self._roots.values())
+                self.direct.begins(root, self._roots.values())
             root.switch(looked_at, direct)
             if self.first_bad.busy:
                 self.first_bad.begins(root)
             root.steps += 1
             if root.steps == 1:
-                self._weights(root)
+                self._weigh(root)
             if looked_at and root.taken is not None:
-                self._inputs(root.taken, args)
+                self.inputs(root.taken, args)
         except Exception as error:
             self.fault(error)
 
@@ -269,9 +211,14 @@ class Numerics:
         model = root.module() if root is not None else None
         return is_called(model, self.thread, but=1 if root is begins else 0)
 
+    def _weigh(self, root: "Root") -> None:
+        module = root.module()
+        if "weight" in self.roles and module is not None and not self.looks.capturing():
+            self._named.weights(root.number, self._modules(module))
+
     def capture_comes(self) -> None:
         """A capture is about to begin."""
-        if ("output" in self._roles or "input" in self._roles) and self._inner():
+        if ("output" in self.roles or "input" in self.roles) and self._inner():
             self.graph_inputs.prepare()
 
     def capture_began(self) -> None:
@@ -299,6 +246,12 @@ class Numerics:
         except Exception as error:
             self.fault(error)
 
+    def flush_outside(self) -> None:
+        """Scan what waits of no step, or of this thread's."""
+        with self._lock:
+            if self.thread in (0, get_ident()):
+                self.flush()
+
     # -- what modules take and give -----------------------------------------------------------
 
     def outputs(self, root: "Root", place: "Place", module: "Any", args: "tuple[Any, ...]", output: "Any") -> None:
@@ -319,7 +272,7 @@ class Numerics:
                 return
             if not place.writes_input:
                 place.writes_input = True
-                self._before(root, module)
+                root.before(module, lambda *_: self.flush() if self.thread == get_ident() else None)
         self.looks.see(place, index, tensor)
         if self.first_bad.fresh:
             self.first_bad.keep_now(place, args)
@@ -342,13 +295,8 @@ class Numerics:
                 return self.first_bad.tell()
         return None
 
-    def _before(self, root: "Root", module: "Any") -> None:
-        """Scan what waits before this module runs from now on."""
-        hook = Hook(lambda *_: self.flush() if self.thread == get_ident() else None)
-        handle = module.register_forward_pre_hook(hook)
-        root.hooks.append((module._forward_pre_hooks, handle.id, hook))
-
-    def _inputs(self, place: "Place", args: "tuple[Any, ...]") -> None:
+    def inputs(self, place: "Place", args: "tuple[Any, ...]") -> None:
+        """What a module takes."""
         if self.thread != get_ident():
             return
         try:
@@ -356,35 +304,6 @@ class Numerics:
                 self.looks.see(place, index, tensor)
         except Exception as error:
             self.fault(error)
-
-    def _await_gradients(self, place: "Place", output: "Any") -> None:
-        """Look at the gradients of what a module gave, once they are there: in the order of the backward pass."""
-        if self.thread != get_ident():
-            return
-        try:
-            for index, tensor in enumerate(tensors_in(self.looks.tensor, output)):
-                known = self._awaited.get(id(tensor))
-                if tensor.requires_grad and (known is None or known() is not tensor):  # parents hand on the same
-                    self._awaited[id(tensor)] = weakref.ref(tensor)
-                    tensor.register_hook(lambda gradient, index=index: self._gradient(place, index, gradient))
-        except Exception as error:
-            self.fault(error)
-
-    def _gradient(self, place: "Place", index: int, gradient: "Any") -> None:
-        try:
-            with unseen():
-                seen = self.look(place, index, gradient, ends=False)
-            if seen and not self._backward:
-                self._backward = True
-                self._torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
-        except Exception as error:
-            self.fault(error)
-
-    def _backward_ends(self) -> None:
-        self._backward = False
-        with self._lock:
-            if self.thread in (0, get_ident()):
-                self.flush()
 
     def look(self, place: "Place", index: int, tensor: "Any", ends: bool = True) -> bool:
         """Scan a tensor outside of the modules' hooks; False where another thread is in a step."""
@@ -409,42 +328,10 @@ class Numerics:
         ``scale`` and ``zero_point``: numbers or tensors, see scales.py.
         """
         try:
-            place = self._named.get((name, role, dtype))
-            if place is None:
-                place = self._named[name, role, dtype] = Place(-1, name, type(tensor).__name__, role, dtype)
-            with self._lock, unseen():
-                if self.look(place, 0, tensor, ends=scale is None) and scale is not None:
-                    self._scale(place, tensor, scale, zero_point)
-                    if self.thread == 0:
-                        self.looks.flush(ends=True)
+            with self._lock:
+                self._named.look(name, tensor, role, dtype, scale, zero_point)
         except Exception as error:
             self.fault(error)
-
-    def _scale(self, place: "Place", tensor: "Any", scale: "Any", zero_point: "Any") -> None:
-        form = self.looks.form(place, tensor)
-        if form is not None:
-            try:
-                self._scales.beside(place, form, tensor, scale, zero_point)
-            except (TypeError, ValueError, RuntimeError) as error:  # sizes that do not fit, say
-                self.looks.unchecked(place.path, "its scale: %s" % str(error).partition("\n")[0])
-
-    def _weights(self, root: "Root") -> None:
-        """Parameters and buffers, once; shared ones under their first name."""
-        module = root.module()
-        if "weight" not in self._roles or module is None or self.looks.capturing():
-            return
-        seen: set[int] = set()
-        for path, each in self._modules(module):
-            for name, tensor in [*each._parameters.items(), *each._buffers.items()]:
-                if tensor is not None and id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    full = "%s.%s" % (path, name) if path else name
-                    place = Place(root.number, full, type(each).__name__, "weight")
-                    self.looks.see(place, 0, tensor)
-                    if is_quantised(self.looks.format_of(tensor)):
-                        scale, zero_point = scale_beside(each, name)
-                        if scale is not None:
-                            self._scale(place, tensor, scale, zero_point)
 
     # -- what was found -----------------------------------------------------------------------
 

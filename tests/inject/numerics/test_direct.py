@@ -193,7 +193,7 @@ def test_a_module_that_is_gone_lends_its_name_to_no_other() -> None:
     with spikeprof.watch(model) as watched:
         model(torch.zeros(1))
         numbers = {id(model[1])}
-        tables = [watched._numerics._direct.places, *watched._numerics._direct._tables]  # type: ignore[union-attr]
+        tables = [watched._numerics.direct.places, *watched._numerics.direct._tables]  # type: ignore[union-attr]
         assert all(numbers <= set(table) for table in tables)
         del model[1]
         gc.collect()
