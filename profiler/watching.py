@@ -40,6 +40,7 @@ class Watch:
         self._scales: dict[int, list[Any]] = {}  # see inject/numerics/scales.py
         self._records: deque[bytes] = deque(maxlen=KEPT_MAX)
         self._captures: Captures | None = None
+        self._bisected: dict[str, Any] | None = None
         if numerics is not None:
             self._captures = Captures(numerics.capture_began, numerics.capture_ends, numerics.capture_comes)
             self._captures.put_in()
@@ -103,14 +104,17 @@ class Watch:
 
         Runs the module that it came from once more, on an input that was kept: its Python on tensors without memory,
         then its operators one by one, for at most 5 seconds. For the end of a program: what the module's Python does
-        beside computing, such as filling a global cache, it does once more, with tensors that hold nothing. Only the
-        first call answers: with ``operator`` and ``file``, ``line`` and ``function`` of its call, its ``inputs`` and
-        ``output`` with shape, dtype, amax and counts of NaN and Inf, the index ``first_bad``; or else ``why_not``.
+        beside computing, such as filling a global cache, it does once more, with tensors that hold nothing. It is run
+        once, later calls give the same answer: with ``operator`` and ``file``, ``line`` and ``function`` of its call,
+        its ``inputs`` and ``output`` with shape, dtype, amax and counts of NaN and Inf, the index ``first_bad``; or
+        else ``why_not``.
         """
         if self._numerics is None:
             return None
-        self._drain_all()
-        return self._numerics.bisect()
+        if self._bisected is None:
+            self._drain_all()
+            self._bisected = self._numerics.bisect()
+        return self._bisected
 
     @property
     def unchecked(self) -> list[tuple[str, str]]:

@@ -79,7 +79,7 @@ def test_a_fault_that_comes_back_is_kept_with_what_comes_by_keyword(way: str) ->
     assert told["output"]["inf"] == 2
     assert Path(told["file"]).name == "test_first_bad.py"
     assert watched.remarks == []
-    assert watched.bisect() is None  # it answers once
+    assert watched.bisect() is told, "it is run once"
 
 
 def test_on_the_cpu_once_is_enough() -> None:
