@@ -67,7 +67,7 @@ def _closing(probes: list[Probe], recordable: bool) -> str:
         return "\nGPU work can be recorded here. Next: spikeprof run -- python your_program.py"
     why = ", ".join(p.name for p in probes if p.needed and p.state == "no")
     return "\n" + textwrap.fill(
-        f"GPU work cannot be recorded here ({why}). All the same `spikeprof analyze` and `spikeprof report` read traces "
-        "from other machines, and `spikeprof run --numerics` looks for Inf and NaN in models that run on the CPU.",
+        f"GPU work cannot be recorded here ({why}); `spikeprof run --numerics` finds Inf and NaN in models that run on "
+        "the CPU, `spikeprof analyze` and `spikeprof report` read traces from other machines all the same.",
         _WIDTH,
     )

@@ -26,6 +26,7 @@ def test_without_a_gpu_one_sentence_says_what_still_works() -> None:
     closing = " ".join(run.stdout.split("\n\n")[-1].split())
     assert closing.startswith("GPU work cannot be recorded here (NVIDIA driver")
     assert closing.endswith("`spikeprof analyze` and `spikeprof report` read traces from other machines all the same.")
+    assert "`spikeprof run --numerics` finds Inf and NaN in models that run on the CPU" in closing
     assert closing.count(". ") == 0
 
 
