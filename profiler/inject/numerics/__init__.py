@@ -10,6 +10,7 @@ From a module to the file of records::
         passed_by.py          at the end: modules that gave nothing that was seen
         gradients.py          those of what modules give
         named.py              tensors that the program names, and weights, with scales.py for quantised ones
+        places.py             what is scanned of a module: its names, each of its tensors
         looks.py              tensors on their way to a scanner
           waiting.py            those that wait, held, for a common launch
           batches.py            what is launched for them; which are as in the step before

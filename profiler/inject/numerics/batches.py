@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from typing import Any, Optional
 
     from .looks import Looks
+    from .places import Spot
     from .scanner import TritonScanner
-    from .waiting import Spot, Waiting
+    from .waiting import Waiting
 
 #: Tensors in all batches that are kept.
 _KEPT_MAX = 16384

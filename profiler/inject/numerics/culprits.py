@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .inputs import Input
-    from .looks import Place
+    from .places import Place
 
 #: Bytes of parameters up to which a module is kept alive that the program drops.
 HELD_BYTES_MAX = 64 << 20
@@ -24,7 +24,7 @@ class Candidate:
         self.path, self.module, self.kept = path, module, kept
 
 
-def held(module: "Any") -> "Callable[[], Any]":
+def way_to(module: "Any") -> "Callable[[], Any]":
     """How to get a module later: it is kept alive, unless it is large."""
     seen: dict[int, Any] = {}
     waiting = [module]

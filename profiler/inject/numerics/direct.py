@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from .looks import Place
+    from .places import Place
     from .roots import Root
     from .watch import Numerics
 

@@ -10,8 +10,8 @@ from ..events import get_ident
 from ..interrupts import is_ours
 from .culprits import Candidate
 from .inputs import Input, autocast_now
-from .looks import tensors_in
 from .mirror import CALLED, Mirror, Refused
+from .places import tensors_in
 from .roots import Hook
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .looks import Place
+    from .places import Place
     from .roots import Root
     from .watch import Numerics
 
@@ -112,7 +112,7 @@ class EagerInputs:
         if place.class_name == "OptimizedModule":  # a hook more in it would have it compiled anew
             self._why = "what torch.compile made of it has no operators to run one by one"
             return
-        there = [(_Target(path, held), held()) for path, held in modules.items()]
+        there = [(_Target(path, way_to), way_to()) for path, way_to in modules.items()]
         self._targets = [target for target, module in there if module is not None]
         for target, module in there:
             if module is None:

@@ -6,7 +6,7 @@ of the one around it, are kept (eager_inputs.py, in CUDA graphs graph_inputs.py)
 
 from ..interrupts import is_ours
 from . import records
-from .culprits import Candidate, culprits, held
+from .culprits import Candidate, culprits, way_to
 from .eager_inputs import EagerInputs
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Optional
 
-    from .looks import Place
+    from .places import Place
     from .roots import Root
     from .watch import Numerics
 
@@ -65,7 +65,7 @@ class FirstBad:
         if place is not None:
             try:
                 modules = culprits(self._numerics.model(place.root), place)
-                self._modules = {path: held(module) for path, module in modules}
+                self._modules = {path: way_to(module) for path, module in modules}
             except Exception as error:
                 if not is_ours(error):
                     raise

@@ -4,14 +4,14 @@ import sys
 import weakref
 
 from ..events import get_ident
-from .looks import tensors_in
+from .places import tensors_in
 from .unseen import unseen
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
     from typing import Any
 
-    from .looks import Place
+    from .places import Place
     from .watch import Numerics
 
 

@@ -12,7 +12,7 @@ import sys
 from ..events import get_ident
 from ..interrupts import is_ours
 from . import graph_store
-from .graph_store import Call, Store, span
+from .graph_store import TENSORS_MAX, Call, Store, aligned, span
 from .inputs import autocast_now
 from .mirror import CALLED, Mirror, Refused
 from .records import order_of
@@ -22,11 +22,8 @@ TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
     from typing import Any, Optional
 
-    from .looks import Place
+    from .places import Place
     from .watch import Numerics
-
-#: Tensors that a call may take: see keep_triton.py.
-TENSORS_MAX = 8
 
 #: Bytes of inputs that are held at a time while a graph is captured.
 HELD_BYTES_MAX = 64 << 20
@@ -88,8 +85,7 @@ class GraphInputs:
         numerics = self._numerics
         if numerics.thread != get_ident():
             return
-        waiting = numerics.looks.waiting
-        call = Call(key[1], waiting.begin + len(waiting.tensors))
+        call = Call(key[1], numerics.looks.waiting.order)
         try:
             self._hold(call, args, kwargs)
         except Refused as why:
@@ -114,7 +110,7 @@ class GraphInputs:
                     raise Refused("it takes tensors of another GPU")
                 call.stands.append(tensor.detach().clone())
                 return call.stands[-1]
-            call.nbytes += -(-span(tensor) // 16) * 16
+            call.nbytes += aligned(span(tensor))
             if call.nbytes > graph_store.BYTES_MAX:
                 raise Refused("its inputs take more than %d MiB" % (graph_store.BYTES_MAX >> 20))
             if self._held_bytes + call.nbytes > HELD_BYTES_MAX:

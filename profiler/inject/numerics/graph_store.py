@@ -14,12 +14,16 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, Optional
 
-    from .looks import Place
+    from .places import Place
 
 #: Bytes of inputs that are kept, in memory of the GPU; rows and calls of all graphs of it.
 BYTES_MAX = 16 << 20
 ROWS_MAX = 24576
 CALLS_MAX = 16384
+
+#: Tensors of a call, and where each may begin in the memory.
+TENSORS_MAX = 8
+ALIGNED = 16
 
 
 class Call:
@@ -153,10 +157,15 @@ class Store:
                 size = span(stand)
                 piece = self.buffer[begin : begin + size].clone().view(stand.dtype)
                 tensors[id(stand)] = piece.as_strided(stand.size(), stand.stride())
-                begin += -(-size // self._kernels.ALIGNED) * self._kernels.ALIGNED
+                begin += aligned(size)
             mirror = Mirror(lambda stand: tensors[id(stand)])
             args, kwargs = mirror.of(call.args), mirror.of(call.kwargs)
         return Input(args, kwargs, list(tensors.values()), call.autocast, exact=True)
+
+
+def aligned(size: int) -> int:
+    """Bytes that so many take in the memory."""
+    return -(-size // ALIGNED) * ALIGNED
 
 
 def span(tensor: "Any") -> int:

@@ -8,14 +8,15 @@ Loaded only where a program that is watched has torch and Triton.
 
 import sys
 
+from .graph_store import ALIGNED, TENSORS_MAX
+
 triton = sys.modules["triton"]
 tl = sys.modules["triton.language"]
 
 #: Words of a row, for each scan: the calls of its module and of the one around it, -1 = none.
 ROW_WORDS = 2
 
-#: Tensors of a call, and the words of its row: how many, and address and bytes of each.
-TENSORS_MAX = 8
+#: Words of a call's row: how many tensors, how many bytes, and address and bytes of each tensor.
 CALL_WORDS = 2 + 2 * TENSORS_MAX
 
 #: Words about what was kept: row + 1, programs that are done, the word of the bad scan.
@@ -24,9 +25,6 @@ KEPT_WORDS = 4
 #: The word of the scanner's state that tells of the last bad step and the first bad scan in it, see ``note_bad``.
 BAD_WORD = 3
 LAST_ORDER = (1 << 32) - 1
-
-#: Where a tensor may begin in the buffer.
-ALIGNED = 16
 
 PROGRAMS = 64
 WARPS = 4

@@ -6,20 +6,19 @@ import weakref
 from ..events import Clock
 from .batches import Batches, held
 from .formats import FORMATS
+from .places import NEW, Spot
 from .records import POINTS_MAX, tag_of
 from .scanner import Unchecked
 from .scanners import scanner_for
-from .waiting import NEW, Spot, Waiting
+from .waiting import Waiting
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import Any, Optional
 
     from .formats import Format
-
-#: Tensors of one output that are looked at, and how deep they may lie in it.
-_TENSORS_MAX, _DEPTH_MAX = 16, 4
+    from .places import Place
 
 #: Reasons why something is not checked that are kept.
 _REASONS_MAX = 2000
@@ -29,19 +28,6 @@ _OWN_REFERENCES = 3
 
 #: Wait for scans under way at the end.
 _PATIENCE_MS = 50
-
-
-class Place:
-    """What is scanned of a watched module: its names, its role, what is known of each of its tensors."""
-
-    __slots__ = ("class_name", "dtype", "path", "role", "root", "same", "spots", "writes_input")
-
-    def __init__(self, root: int, path: str, class_name: str, role: str, dtype: str = "") -> None:
-        self.root, self.path, self.class_name, self.role = root, path, class_name, role
-        self.dtype = dtype  # what its bytes are, where torch does not know it
-        self.spots = [NEW]  # by which of its tensors it is
-        self.same: set[tuple[int, int]] = set()
-        self.writes_input = False
 
 
 class Looks:
@@ -269,26 +255,3 @@ class Looks:
             "no room in the table": sum(scanner.lost for scanner in scanners),
             "first seen during a capture": sum(scanner.unready for scanner in scanners),
         }
-
-
-def tensors_in(tensor: "Any", value: "Any") -> "Iterator[Any]":
-    """Tensors in nested tuples, lists, dictionaries and dataclasses, in order."""
-    found = 0
-    waiting = [(value, 0)]
-    while waiting and found < _TENSORS_MAX:
-        each, depth = waiting.pop()
-        if isinstance(each, tensor):
-            found += 1
-            yield each
-        elif depth < _DEPTH_MAX:
-            waiting += [(one, depth + 1) for one in reversed(_inside(each))]
-
-
-def _inside(value: "Any") -> "list[Any]":
-    if isinstance(value, (tuple, list)):
-        return list(value[:_TENSORS_MAX])
-    if isinstance(value, dict):
-        return list(value.values())[:_TENSORS_MAX]
-    names = getattr(type(value), "__dataclass_fields__", ())
-    own = getattr(value, "__dict__", {})
-    return [own[name] for name in names if name in own]

@@ -3,7 +3,7 @@
 With them the scales of those that are quantised. Called by one thread at a time; faults are the caller's.
 """
 
-from .looks import Place
+from .places import Place
 from .scales import Scales, is_quantised, scale_beside
 from .unseen import unseen
 

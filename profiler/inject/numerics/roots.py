@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from fnmatch import fnmatchcase
 
 from ..events import get_ident
-from .looks import Place
+from .places import Place
 from .unseen import is_compiling, overridden, unseen
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond

@@ -8,7 +8,7 @@ size.
 import sys
 
 from .formats import FLOAT, SIGNED
-from .looks import Place
+from .places import Place
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:

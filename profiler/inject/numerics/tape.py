@@ -11,6 +11,7 @@ import sys
 
 from ..events import Clock
 from .mirror import Mirror, Refused
+from .places import tensors_in
 from .quiet import Quiet, Stopped
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -95,7 +96,9 @@ def record(module: "Any", args: "Any", kwargs: "Any", around: "Callable[[], Any]
         try:
             with around(), mode, recorder.functions, recorder.operators:
                 given = copy(*args, **kwargs)
-            tape.outputs = [recorder.slots[id(each)] for each in _tensors(torch, given) if id(each) in recorder.slots]
+            tape.outputs = [
+                recorder.slots[id(each)] for each in tensors_in(torch.Tensor, given) if id(each) in recorder.slots
+            ]
         except Stopped as why:
             tape.stopped = str(why)
         except Exception as error:
@@ -114,12 +117,6 @@ def _fake_mode() -> "Any":
     # Whoever asks a fake tensor for its memory is to be told, not to get a null pointer for a kernel to run on.
     mode._allow_unsafe_data_ptr_access = False
     return mode
-
-
-def _tensors(torch: "Any", value: "Any") -> "list[Any]":
-    from .looks import tensors_in
-
-    return list(tensors_in(torch.Tensor, value))
 
 
 class _Recorder:

@@ -11,27 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Optional
 
-    from .looks import Place
+    from .places import Spot
 
 #: Tensors that wait for one launch, and the bytes that they keep from being freed, but for what the last one adds.
 TENSORS_MAX = 1024
 BYTES_MAX = 64 << 20
-
-
-class Spot:
-    """One of a module's tensors."""
-
-    __slots__ = ("index", "nbytes", "place", "point", "same_as")
-
-    def __init__(self, place: "Optional[Place]", index: int, point: int) -> None:
-        self.place: Any = place
-        self.index, self.point = index, point
-        self.nbytes = -1  # the last time; -1: it was not one that can wait
-        self.same_as: Optional[Spot] = None  # of which it handed on the tensor
-
-
-#: Of modules that were never seen.
-NEW = Spot(None, -1, -1)
 
 
 def _no_stream(_index: int) -> int:
@@ -68,7 +52,7 @@ class Waiting:
         self.device, self.stream_of = device, stream_of
         self.stream = stream_of(device)
 
-    def append(self, spot: Spot, tensor: "Any", version: "Optional[int]") -> bool:
+    def append(self, spot: "Spot", tensor: "Any", version: "Optional[int]") -> bool:
         """Let a tensor wait. True when it is time for a launch."""
         spot.nbytes = tensor.nbytes
         if not self.inference:
@@ -91,7 +75,7 @@ def quick(waiting: Waiting, flush: "Callable[[], None]") -> "Callable[[Spot, tup
     """What lets an output wait if it is as large as the last time, and says False if not. ``flush`` raises nothing."""
     tensors, spots, versions = waiting.tensors, waiting.spots, waiting.versions
 
-    def waits(spot: Spot, args: "tuple[Any, ...]", tensor: "Any") -> bool:
+    def waits(spot: "Spot", args: "tuple[Any, ...]", tensor: "Any") -> bool:
         try:
             for each in args:
                 if each is tensor:  # written into, or handed on

@@ -15,8 +15,9 @@ from .direct import Direct
 from .first_bad import FirstBad
 from .gradients import Gradients
 from .graph_inputs import GraphInputs
-from .looks import Looks, tensors_in
+from .looks import Looks
 from .named import Named
+from .places import tensors_in
 from .roots import Hook, Root, always, giver, hands_on, is_called, watched_modules
 from .unseen import is_compiling, is_traced
 from .waiting import quick
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Optional
 
-    from .looks import Place
+    from .places import Place
 
 ROLES = ("output", "input", "weight", "gradient")
 

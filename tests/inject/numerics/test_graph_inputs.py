@@ -13,7 +13,7 @@ from torch import nn
 import spikeprof
 from spikeprof.profiler.inject.numerics import graph_inputs, graph_store, looks, scanners
 from spikeprof.profiler.inject.numerics.graph_store import Call, Store, span
-from spikeprof.profiler.inject.numerics.looks import Place
+from spikeprof.profiler.inject.numerics.places import Place
 from spikeprof.profiler.watching import Watch
 
 PLACE = Place(0, "a", "A", "output")
