@@ -10,7 +10,7 @@ from array import array
 from functools import reduce
 
 from . import records
-from .scanner import ROW_WORDS, Launch, Unchecked
+from .scanner import ALIGNED, ROW_WORDS, Launch, Unchecked
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 #: Tensors in all batches that are kept.
 _KEPT_MAX = 16384
-
-_ALIGNED = 15  # tensors are read 16 bytes at a time
 
 _shape, _dtype, _version = (operator.attrgetter(name) for name in ("shape", "dtype", "_version"))
 
@@ -88,7 +86,7 @@ class Batches:
         if not waiting.inference and (None in waiting.versions or list(map(_version, tensors)) != waiting.versions):
             return False
         addresses = list(map(self._address, tensors))
-        if reduce(operator.or_, addresses) & _ALIGNED:
+        if reduce(operator.or_, addresses) & (ALIGNED - 1):
             return False
         for launch, scanned in zip(plan.launches, plan.scanned):  # noqa: B905 (Python 3.9)
             launch.rows[::ROW_WORDS] = array("q", [addresses[at] for at in scanned])
@@ -135,18 +133,15 @@ class Batches:
             if version is not None and tensor._version != version:
                 changed.add(at)
             try:
-                items, address = tensor.numel(), tensor.data_ptr()
-                strided = bool(address & _ALIGNED) or not tensor.is_contiguous()
-                shape = scanner.shape_of(tensor) if strided else []
+                tag = records.tag_of(waiting.begin + at, form.number, spot.point)
+                strided, row, shape = scanner.row_of(tensor, form, tag)
             except (Unchecked, RuntimeError) as why:  # those of torch.func have no memory
                 looks.unchecked(place.path, str(why) if isinstance(why, Unchecked) else "a tensor without memory")
                 plan.lasting = False
                 continue
-            tag = records.tag_of(waiting.begin + at, form.number, spot.point)
-            row = [address, items, tag, records.form_of(tensor, items)]
             forms[form.number] = form
             own = groups.setdefault((form.number, strided), [])
-            own.append((scanner.is_wide(items, form, strided), at, row, shape))
+            own.append((scanner.is_wide(tensor.numel(), form, strided), at, row, shape))
             plan.lasting = plan.lasting and not strided
         plan.lasting = plan.lasting and not changed
         for (number, strided), own in groups.items():

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 ROW_WORDS = 4
 _ITEMS = 1
 
+#: Tensors are read so many bytes at a time; others count as strided.
+ALIGNED = 16
+
 #: Parts of a tensor that one program takes by itself; programs that share a larger one, and those of one launch. Four
 #: are on an SM at a time: more than that take turns, and the last turn fills a part of the GPU only. Elements of a byte
 #: have fewer bytes in flight, and gain from more.
@@ -127,17 +130,18 @@ class TritonScanner:
         """Whether programs share a tensor of so many items."""
         return items > NARROW_PARTS * int(self._kernels.part_items(form, strided))
 
-    def shape_of(self, tensor: "Any") -> "list[int]":
-        """Sizes and strides for the table. Raises Unchecked."""
-        return merged(tensor, self._kernels.DIMENSIONS)
+    def row_of(self, tensor: "Any", form: "Format", tag: int) -> "tuple[bool, list[int], list[int]]":
+        """(whether it is strided, its row of the table but for when, its sizes and strides if so). Raises Unchecked."""
+        items, address = tensor.numel(), tensor.data_ptr()
+        strided = bool(address % ALIGNED) or not tensor.is_contiguous()
+        shape = merged(tensor, self._kernels.DIMENSIONS) if strided else []
+        return strided, [address, items, tag, records.form_of(tensor, items)], shape
 
     def add(self, tensor: "Any", form: "Format", tag: int) -> None:
         """Scan one tensor in a launch of its own. Raises Unchecked."""
-        items, address = tensor.numel(), tensor.data_ptr()
-        strided = bool(address % 16) or not tensor.is_contiguous()  # it is read 16 bytes at a time
-        row = [address, items, tag, records.form_of(tensor, items) | records.AT_ONCE]
-        shape = self.shape_of(tensor) if strided else []
-        wide = int(self.is_wide(items, form, strided))  # a bool would be another type to the compiler
+        strided, row, shape = self.row_of(tensor, form, tag)
+        row[-1] |= records.AT_ONCE
+        wide = int(self.is_wide(tensor.numel(), form, strided))  # a bool would be another type to the compiler
         self.scan([Launch(form, strided, wide, row, shape)], self.stream_of(self.index))
 
     def scan(self, launches: "list[Launch]", stream: int) -> None:
