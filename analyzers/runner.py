@@ -25,6 +25,8 @@ COLLECT_WITH: dict[str, str] = {
 
 #: Where a collector was refused: the command above was given, and would be refused again.
 DOCTOR = "spikeprof doctor"
+#: Tables that a doctor cannot help with: it is the program that gave nothing to collect.
+_OF_THE_PROGRAM = ("model_nodes", "tensor_stats")
 
 
 def run_analyzers(trace: Trace, analyzers: Iterable[Analyzer]) -> list[Result]:
@@ -53,7 +55,8 @@ def _not_measured(trace: Trace, analyzer: str, missing: list[str]) -> Result:
     for name in missing:
         refused = "" if name in trace.damaged else why_refused(trace, name)
         why.append(trace.damaged.get(name, refused or f"the table {name!r} was not collected"))
-        flags.append(DOCTOR if refused else COLLECT_WITH.get(name, ""))
+        doctor = "" if name in _OF_THE_PROGRAM else DOCTOR
+        flags.append(doctor if refused else COLLECT_WITH.get(name, ""))
     return Result(
         analyzer,
         "not_measured",

@@ -272,9 +272,14 @@ def _finish(
     warnings += collecting.attribute_counters(spool, folder, session.t0_unix_ns, collected, progress)
     if graph:
         warnings += collecting.read_graph(graph, folder, session.command, collected, progress)
-    note = built.note
+    note, asked = built.note, _asked_for(session, built)
     if not built.processes:
         note = dataclasses.replace(note, reason=launch.why_not_traced(session.command))
+    elif "numerics" in asked and not asked["numerics"].records_count:
+        patterns = session.options.get("numerics_modules", "['*']")
+        picked = "" if patterns == "['*']" else f"of the modules that ran none was picked by {patterns.strip('[]')}"
+        why = asked["numerics"].reason or picked
+        warnings.append("no tensor was scanned" + (f": {why}" if why else ""))
     manifest = Manifest(
         source="spikeprof",
         t0_unix_ns=session.t0_unix_ns,
@@ -283,7 +288,7 @@ def _finish(
         exit_code=exit_code,
         host=platform.node(),
         versions=versions | built.versions,
-        collectors={"activity": note, **_asked_for(session, built), **collected.notes},
+        collectors={"activity": note, **asked, **collected.notes},
         options=session.options,
         notes=tuple(warnings),
     )

@@ -32,6 +32,9 @@ _ANALYZER_TITLES = {
     "overflow": "Numerics",
 }
 
+#: Collectors that a doctor cannot help with: what they lack lies in the program.
+_OF_THE_PROGRAM = ("model_graph", "numerics", "ownership")
+
 _SOURCES = {"torch.profiler": "imported from torch.profiler", "nsys": "imported from Nsight Systems"}
 
 
@@ -116,7 +119,8 @@ def _missing(report: Report) -> Iterator[Missing]:
     for name, note in report.manifest.collectors.items():
         if note.state in ("refused", "degraded"):
             what = f"Collector {fmt.label(name)} ({printable(note.state)})"
-            yield Missing(what, printable(note.reason) or "no reason was recorded", DOCTOR)
+            how = "" if name in _OF_THE_PROGRAM else DOCTOR
+            yield Missing(what, printable(note.reason) or "no reason was recorded", how)
 
 
 def missing_metrics(result: Result) -> list[Missing]:

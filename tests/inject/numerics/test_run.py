@@ -400,6 +400,14 @@ def test_torch_that_calls_no_module_is_told_apart(real: Lab) -> None:
     assert run.code == 0
     note = run.trace.manifest.collectors["numerics"]
     assert (note.state, note.reason) == ("refused", "no process called a module of torch: nothing was watched")
+    assert f"no tensor was scanned: {note.reason}" in run.outcome.warnings
+
+
+def test_a_pattern_that_picks_no_module_is_told(real: Lab) -> None:
+    program = ON_CPU + "torch.nn.Sequential(torch.nn.Linear(2, 2))(torch.ones(1, 2))"
+    run = real.record(program, numerics_every=1, numerics_modules=("layer.*",))
+    assert run.outcome.scans_count == 0
+    assert run.outcome.warnings == ("no tensor was scanned: of the modules that ran none was picked by 'layer.*'",)
 
 
 def test_a_program_without_torch_is_told_that_nothing_was_checked(lab: Lab) -> None:
