@@ -14,12 +14,17 @@ from .scanner import ALIGNED, ROW_WORDS, Launch, Unchecked
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any, Optional
 
+    from .formats import Format
     from .looks import Looks
     from .places import Spot
     from .scanner import TritonScanner
     from .waiting import Waiting
+
+    #: A tensor on its way into a launch: whether programs share it, its place in the batch, its row, its shape.
+    _Row = tuple[bool, int, list[int], list[int]]
 
 #: Tensors in all batches that are kept.
 _KEPT_MAX = 16384
@@ -104,57 +109,71 @@ class Batches:
         )
 
     def _made(self, waiting: "Waiting", scanner: "TritonScanner") -> Plan:
-        plan, looks, tensors = Plan(waiting), self._looks, waiting.tensors
-        versions = waiting.versions or [None] * len(tensors)
-        seen: dict[int, int] = {}
+        plan, looks = Plan(waiting), self._looks
         changed: set[int] = set()
-        groups: dict[tuple[int, bool], list[tuple[bool, int, list[int], list[int]]]] = {}
-        forms = {}
-        for at, (spot, tensor, version) in enumerate(zip(waiting.spots, tensors, versions)):  # noqa: B905
-            place, earlier = spot.place, seen.get(id(tensor))
-            if earlier is not None:
-                if versions[earlier] == version and not place.writes_input:
-                    looks.note_same(spot, waiting.spots[earlier])
-                    plan.same.append((at, earlier))
-                    continue
-                changed.add(earlier)
-            other = looks.sent(tensor, version)
-            if other is not None and not place.writes_input:
-                looks.note_same(spot, other)
-                plan.sent.append((at, other))
-                continue
-            seen[id(tensor)] = at
-            form = looks.form(place, tensor)
+        forms: dict[int, Format] = {}
+        groups: dict[tuple[int, bool], list[_Row]] = {}
+        for at in self._not_seen(waiting, plan, changed):
+            spot, tensor = waiting.spots[at], waiting.tensors[at]
+            form = looks.form(spot.place, tensor)
             if form is None or tensor.get_device() != waiting.device:
                 plan.lasting = False
                 if form is not None:
                     plan.others.append(at)
                 continue
+            version = waiting.versions[at] if waiting.versions else None
             if version is not None and tensor._version != version:
                 changed.add(at)
             try:
                 tag = records.tag_of(waiting.begin + at, form.number, spot.point)
                 strided, row, shape = scanner.row_of(tensor, form, tag)
             except (Unchecked, RuntimeError) as why:  # those of torch.func have no memory
-                looks.unchecked(place.path, str(why) if isinstance(why, Unchecked) else "a tensor without memory")
+                looks.unchecked(spot.place.path, str(why) if isinstance(why, Unchecked) else "a tensor without memory")
                 plan.lasting = False
                 continue
+            wide = scanner.is_wide(tensor.numel(), form, strided)
             forms[form.number] = form
-            own = groups.setdefault((form.number, strided), [])
-            own.append((scanner.is_wide(tensor.numel(), form, strided), at, row, shape))
+            groups.setdefault((form.number, strided), []).append((wide, at, row, shape))
             plan.lasting = plan.lasting and not strided
-        plan.lasting = plan.lasting and not changed
-        for (number, strided), own in groups.items():
-            own.sort(key=lambda one: not one[0])
+        for own in groups.values():
             for _, at, row, _ in own:
                 row[-1] |= records.CHANGED if at in changed else records.LATER
-            rows = [word for _, _, row, _ in own for word in row]
-            shapes = [word for _, _, _, shape in own for word in shape]
-            plan.launches.append(Launch(forms[number], strided, sum(one[0] for one in own), rows, shapes))
-            plan.scanned.append([at for _, at, _, _ in own])
+        _launch(plan, forms, groups)
+        plan.lasting = plan.lasting and not changed
         if plan.lasting:
-            plan.shapes, plan.dtypes = list(map(_shape, tensors)), list(map(_dtype, tensors))
+            plan.shapes, plan.dtypes = list(map(_shape, waiting.tensors)), list(map(_dtype, waiting.tensors))
         return plan
+
+    def _not_seen(self, waiting: "Waiting", plan: Plan, changed: "set[int]") -> "Iterator[int]":
+        """Tensors that are none of an earlier one of the step; ``changed`` are those that a later one has changed."""
+        looks = self._looks
+        seen: dict[int, int] = {}
+        versions = waiting.versions or [None] * len(waiting.tensors)
+        for at, (spot, tensor, version) in enumerate(zip(waiting.spots, waiting.tensors, versions)):  # noqa: B905
+            earlier = seen.get(id(tensor))
+            if earlier is not None:
+                if versions[earlier] == version and not spot.place.writes_input:
+                    looks.note_same(spot, waiting.spots[earlier])
+                    plan.same.append((at, earlier))
+                    continue
+                changed.add(earlier)
+            other = looks.sent(tensor, version)
+            if other is not None and not spot.place.writes_input:
+                looks.note_same(spot, other)
+                plan.sent.append((at, other))
+                continue
+            seen[id(tensor)] = at
+            yield at
+
+
+def _launch(plan: Plan, forms: "dict[int, Format]", groups: "dict[tuple[int, bool], list[_Row]]") -> None:
+    """One launch for each format, of strided ones apart: those that programs share come first."""
+    for (number, strided), own in groups.items():
+        own.sort(key=lambda one: not one[0])
+        words = [word for _, _, row, _ in own for word in row]
+        shapes = [word for _, _, _, shape in own for word in shape]
+        plan.launches.append(Launch(forms[number], strided, sum(one[0] for one in own), words, shapes))
+        plan.scanned.append([at for _, at, _, _ in own])
 
 
 def held(plan: Plan, waiting: "Waiting") -> "list[tuple[Any, Spot, Optional[int], int]]":
