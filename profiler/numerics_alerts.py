@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from spikeprof.profiler.assemble.numerics import Numerics, Point, are_whole
+from spikeprof.profiler.assemble.numerics import NumericsEvents, Point, are_whole
 from spikeprof.profiler.inject.numerics import records as layout
 from spikeprof.profiler.inject.numerics.formats import BY_NUMBER, FLOAT, NIBBLES
 
@@ -70,7 +70,7 @@ class _Process:
     """One target's files, read up to somewhere."""
 
     stem: Path
-    told: Numerics = field(default_factory=Numerics)
+    told: NumericsEvents = field(default_factory=NumericsEvents)
     events_read: int = 0
     records_read: int = 0
     bad_steps: dict[tuple[int, int], None] = field(default_factory=dict)  # device, step

@@ -48,7 +48,7 @@ class Point:
 
 
 @dataclass
-class Numerics:
+class NumericsEvents:
     """What a process's event file says of its scans."""
 
     asked: bool = False
@@ -98,17 +98,19 @@ class Numerics:
 
 #: Of each kind of event, what to do with it.
 HANDLERS = {
-    "numerics": Numerics.begun,
-    "numerics_tokens_first": Numerics.has_tokens_first,
-    "numerics_points": Numerics.add_points,
-    "numerics_scales": Numerics.add_scales,
-    "numerics_unchecked": Numerics.add_unchecked,
-    "numerics_ended": Numerics.ended,
-    "numerics_operator": Numerics.add_operator,
+    "numerics": NumericsEvents.begun,
+    "numerics_tokens_first": NumericsEvents.has_tokens_first,
+    "numerics_points": NumericsEvents.add_points,
+    "numerics_scales": NumericsEvents.add_scales,
+    "numerics_unchecked": NumericsEvents.add_unchecked,
+    "numerics_ended": NumericsEvents.ended,
+    "numerics_operator": NumericsEvents.add_operator,
 }
 
 
-def write_stats(folder: Path, processes: Sequence[tuple[int, Path, Numerics]], t0_unix_ns: int) -> CollectorNote | None:
+def write_stats(
+    folder: Path, processes: Sequence[tuple[int, Path, NumericsEvents]], t0_unix_ns: int
+) -> CollectorNote | None:
     """Write ``tensor_stats`` of (rank, stem of the spool, events) of each process; None where none was asked for.
 
     Raises OutputError.
@@ -142,7 +144,7 @@ def write_stats(folder: Path, processes: Sequence[tuple[int, Path, Numerics]], t
     )
 
 
-def _reasons(told: Sequence[Numerics], losses: Counter[str]) -> Iterator[str]:
+def _reasons(told: Sequence[NumericsEvents], losses: Counter[str]) -> Iterator[str]:
     for why, count in losses.most_common():
         yield f"{count} not scanned: {why}"
     places: dict[str, list[str]] = {}

@@ -14,13 +14,13 @@ from spikeprof.profiler.inject.numerics.formats import BY_NUMBER, FLOAT, NIBBLES
 from spikeprof.profiler.schema import TABLES
 
 if TYPE_CHECKING:
-    from spikeprof.profiler.assemble.numerics import Numerics
+    from spikeprof.profiler.assemble.numerics import NumericsEvents
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-def columns(rank: int, rows: Ints, told: Numerics, t0_unix_ns: int) -> pa.Table:
+def columns(rank: int, rows: Ints, told: NumericsEvents, t0_unix_ns: int) -> pa.Table:
     """Rows of ``tensor_stats`` from records [n, words] of one process."""
     tag, laid_out = rows[:, layout.TAG], rows[:, layout.LAID_OUT]
     forms, points = layout.format_of(tag), layout.point_of(tag)

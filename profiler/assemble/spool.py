@@ -51,7 +51,7 @@ class ProcessSpool:
     ranges: list[tuple[str, str, int, int, int, str]] = field(default_factory=list)  # kind … thread, attributes
     ranges_dropped: int = 0
     attribution: attribution.Attribution = field(default_factory=attribution.Attribution)
-    numerics: numerics.Numerics = field(default_factory=numerics.Numerics)
+    numerics: numerics.NumericsEvents = field(default_factory=numerics.NumericsEvents)
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     damaged_lines: int = 0  # of the event file, not counting a last one that was cut short

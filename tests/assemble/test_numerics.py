@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spikeprof.profiler.assemble.numerics import Numerics, write_stats
+from spikeprof.profiler.assemble.numerics import NumericsEvents, write_stats
 from spikeprof.profiler.inject.numerics import records
 from spikeprof.profiler.inject.numerics.formats import FORMATS
 from spikeprof.profiler.schema import TABLES
@@ -31,14 +31,16 @@ def frame(*made: bytes, at: int = 1000, device: int = 0) -> bytes:
     return records.FRAME_HEADER.pack(records.FRAME_MAGIC, len(data), T0 + at, device) + data
 
 
-def told() -> Numerics:
-    found = Numerics()
+def told() -> NumericsEvents:
+    found = NumericsEvents()
     found.begun({})
     found.add_points({"points": [[0, 0, "layers.0", "Linear", "output", 0, -1], [1, 0, "", "Model", "output", 0, 0]]})
     return found
 
 
-def built(folder: Path, data: bytes, events: Numerics | None = None) -> tuple[list[dict[str, Any]], CollectorNote]:
+def built(
+    folder: Path, data: bytes, events: NumericsEvents | None = None
+) -> tuple[list[dict[str, Any]], CollectorNote]:
     stem = folder / "77-1"
     (folder / f"77-1{records.SUFFIX}").write_bytes(data)
     trace = folder / "trace"
@@ -90,7 +92,7 @@ def test_magnitudes_of_every_format(tmp_path: Path, form: str, bits: int, value:
 
 
 def test_rows_of_models_that_take_tokens_first_are_not_told(tmp_path: Path) -> None:
-    events = Numerics()
+    events = NumericsEvents()
     events.begun({})
     events.has_tokens_first({"root": 1})
     events.add_points({"points": [[0, 0, "a", "Linear", "output", 0, -1], [1, 1, "b", "Linear", "output", 0, -1]]})
@@ -101,7 +103,7 @@ def test_rows_of_models_that_take_tokens_first_are_not_told(tmp_path: Path) -> N
 
 
 def test_codes_stand_for_what_their_scale_makes_of_them(tmp_path: Path) -> None:
-    events = Numerics()
+    events = NumericsEvents()
     events.begun({})
     events.add_points({"points": [[at, -1, f"p{at}", "Tensor", "kv", 0, -1] for at in range(6)]})
     events.add_points({"points": [[7, -1, "p7", "Tensor", "scale", 0, 5]]})  # the same tensor as point 5
@@ -173,5 +175,5 @@ def test_what_was_not_checked_and_why_is_named(tmp_path: Path) -> None:
 
 
 def test_where_nobody_asked_there_is_no_table(tmp_path: Path) -> None:
-    assert write_stats(tmp_path, [(0, tmp_path / "1-1", Numerics())], T0) is None
+    assert write_stats(tmp_path, [(0, tmp_path / "1-1", NumericsEvents())], T0) is None
     assert not (tmp_path / "tensor_stats.parquet").exists()
