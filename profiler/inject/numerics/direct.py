@@ -12,7 +12,7 @@ import sys
 import weakref
 
 from ..events import get_ident
-from .unseen import functions_overridden
+from .unseen import alone, functions_overridden
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class Direct:
         self._put: Any = None  # the function, and torch's own
         self.root: Any = None  # that is in a step, or was the last time
         self.places: dict[int, Place] = {}  # by id of the module
+        self.roots: dict[int, Root] = {}  # models whose steps are told here, by id; never replaced
         self._tables: list[dict[int, Place]] = []
         self._joined: dict[int, tuple[int, dict[int, Place]]] = {}  # number of a root -> roots then, their places
         self._alive: list[Any] = []
@@ -85,13 +86,26 @@ class Direct:
         if self._put is None:
             return
         (function, original), self._put = self._put, None
+        roots = list(self.roots.values())
         self.places = {}  # so that it does nothing any more
+        self.roots.clear()
         if vars(self._owner).get("_call_impl") is function:
             self._owner._call_impl = original
         for name in _REMEMBER:
             module = sys.modules.get(name)
             if getattr(module, _REMEMBERED, None) is function:
                 setattr(module, _REMEMBERED, original)
+        for root in roots:
+            root.hook(self._numerics)
+
+    def enter(self, module: "Any", root: "Root") -> bool:
+        """Tell of a model's steps; False where that takes hooks."""
+        if not self.ready() or not self.can_see(module):
+            return False
+        number = id(module)
+        self._alive.append(weakref.ref(module, lambda _: self.roots.pop(number, None)))
+        self.roots[number] = root
+        return True
 
     def know(self, module: "Any", place: "Place", places: "dict[int, Place]") -> None:
         """Enter a module into a table, for as long as it lives."""
@@ -141,15 +155,33 @@ _loading = _Loading()
 
 
 def _function_of(direct: "Direct", numerics: "Numerics", original: "Any") -> "Any":
-    waits, gave, plain = numerics.waits, numerics.gave, numerics.looks.tensor
+    waits, gave, plain, roots = numerics.waits, numerics.gave, numerics.looks.tensor, direct.roots
+
+    def step(root: "Root", args: "tuple[Any, ...]", kwargs: "dict[str, Any]") -> "Any":
+        if not direct.ready():  # hooks tell from now on
+            return original(*args, **kwargs)
+        alone(numerics.begins, root, args[1:])
+        try:
+            output = original(*args, **kwargs)
+            place = direct.places.get(id(args[0]))
+            if place is not None and numerics.thread == get_ident():
+                gave(direct.root, place, args, output)
+            return output
+        finally:
+            alone(numerics.ends, root)
 
     def call(*args: "Any", **kwargs: "Any") -> "Any":
+        root = roots and roots.get(id(args[0]))
         try:
+            if root:
+                return step(root, args, kwargs)
             output = original(*args, **kwargs) if kwargs else original(*args)
         except BaseException as error:
             # The program's traceback is its own (from Python 3.11 on).
             trace = error.__traceback__
-            error.__traceback__ = trace.tb_next if trace is not None else None
+            while trace is not None and trace.tb_frame.f_code in ours:
+                trace = trace.tb_next
+            error.__traceback__ = trace
             raise
         if direct.places and numerics.thread == get_ident():  # in this order for a compiler that kept the function
             place = direct.places.get(id(args[0]))
@@ -159,6 +191,7 @@ def _function_of(direct: "Direct", numerics: "Numerics", original: "Any") -> "An
                 gave(direct.root, place, args, output)
         return output
 
+    ours = (call.__code__, step.__code__)
     for name in ("__name__", "__qualname__", "__doc__", "__module__"):
         setattr(call, name, getattr(original, name, None))
     call.__wrapped__ = original  # type: ignore[attr-defined]

@@ -21,7 +21,7 @@ def tell(looks: "Looks", roots: "Iterable[Root]", modules: "Callable[[Any], Iter
     for root in roots:
         model, expected = root.module(), dict(root.expected)
         if not root.steps:
-            if root.handles and "" not in told:
+            if not root.refused and "" not in told:
                 looks.unchecked("", _NEVER)
             continue
         for path, (_, place) in expected.items():

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from ..events import get_ident
 from .places import Place
-from .unseen import is_compiling, overridden, unseen
+from .unseen import alone, is_compiling
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -36,11 +36,7 @@ class Hook:
         """What torch calls; never changes what the module gets or gives."""
         if is_compiling():  # first of all, and a plain question: a compiler comes by here
             return
-        if overridden():
-            with unseen():
-                self._call(*args)
-        else:
-            self._call(*args)
+        alone(self._call, *args)
 
     def __reduce__(self) -> "tuple[Any, ...]":
         """See above."""
@@ -73,11 +69,7 @@ def giver(numerics: "Numerics") -> "Callable[[Root, Place, tuple[Any, ...], Any]
     waits, plain = numerics.waits, numerics.looks.tensor
 
     def gave(root: "Root", place: "Place", args: "tuple[Any, ...]", output: "Any") -> None:
-        if overridden():
-            with unseen():
-                sees(root, place, args, output)
-        else:
-            sees(root, place, args, output)
+        alone(sees, root, place, args, output)
 
     def sees(root: "Root", place: "Place", args: "tuple[Any, ...]", output: "Any") -> None:
         try:
@@ -109,12 +101,30 @@ class Root:
         self.hooks: list[tuple[Any, int, Hook]] = []  # dictionary of a module, key, hook
         self.outputs: list[tuple[Any, int, Hook]] = []  # the same, of modules that direct.py sees
         self.places: dict[int, Place] = {}  # of these, by id of the module
-        self.handles: list[Any] = []
+        self.handles: list[Any] = []  # of the hooks that tell of steps, where direct.py does not
+        self.refused = self._over = False
         self.expected: dict[str, tuple[int, Place]] = {}  # modules that give something: id and place, by path
         self.last: Any = None  # moves the end of the step behind every other hook
         self.taken: Optional[Place] = None  # the model's own inputs, where they are watched
         self.on = self._hooked = False
         self.steps = 0
+
+    def hook(self, numerics: "Numerics") -> None:
+        """Have hooks tell of its steps, from its next one on."""
+        module = self.module()
+        if module is None or self._over or self.handles:
+            return
+        begins = Hook(lambda _, args: numerics.begins(self, args))
+        try:
+            self.handles.append(module.register_forward_pre_hook(begins))
+            self.handles.append(_always(module, Hook(lambda *_: numerics.ends(self))))
+        except Exception as error:
+            self.remove()
+            self.refused = True
+            numerics.looks.unchecked("", "a %s takes no hooks: %s" % (type(module).__name__, type(error).__name__))
+            return
+        hooks, end = module._forward_hooks, self.handles[-1].id
+        self.last = lambda: hooks.move_to_end(end) if end in hooks else None
 
     def prepare(self, numerics: "Numerics", path: str, module: "Any") -> None:
         """Make the hooks of one of its modules, or enter it into the tables of direct.py."""
@@ -125,7 +135,7 @@ class Root:
                 entry = _entry(module, OutputHook(numerics, self, given), after=True)
                 if gives(module):
                     self.expected[path] = (id(module), given)
-                if is_root or name == "OptimizedModule" or not numerics.direct.can_see(module):
+                if (is_root and self.handles) or name == "OptimizedModule" or not numerics.direct.can_see(module):
                     self.hooks.append(entry)
                 else:
                     self.outputs.append(entry)
@@ -165,6 +175,7 @@ class Root:
 
     def remove(self) -> None:
         """Take out all, for good."""
+        self._over = True
         self.switch(False)
         self.hooks.clear()
         self.outputs.clear()
@@ -217,7 +228,7 @@ def watched_modules(
         waiting += [("%s.%s" % (path, name) if path else name, one) for name, one in reversed(inner)]
 
 
-def always(module: "Any", hook: "Hook") -> "Any":
+def _always(module: "Any", hook: "Hook") -> "Any":
     """Register a hook that is also called when the module raises, where this torch can."""
     try:
         return module.register_forward_hook(hook, always_call=True)  # also when the step raises

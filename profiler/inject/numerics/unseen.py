@@ -10,6 +10,7 @@ from contextlib import contextmanager
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import Any
 
 _torch = sys.modules["torch"]
 
@@ -35,6 +36,15 @@ is_traced: "Callable[[], object]" = getattr(_torch._C, "_get_tracing_state", _ne
 def overridden() -> bool:
     """Whether somebody would see what we do with tensors."""
     return bool(functions_overridden() or _operators_overridden())
+
+
+def alone(call: "Callable[..., None]", *args: "Any") -> None:
+    """Call this, and have no mode see it."""
+    if overridden():
+        with unseen():
+            call(*args)
+    else:
+        call(*args)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from .graph_inputs import GraphInputs
 from .looks import Looks
 from .named import Named
 from .places import tensors_in
-from .roots import Hook, Root, always, giver, hands_on, is_called, watched_modules
+from .roots import Root, giver, hands_on, is_called, watched_modules
 from .unseen import is_compiling, is_traced
 from .waiting import quick
 
@@ -91,20 +91,15 @@ class Numerics:
         self._models[root.number] = root.module
         if any(vars(each).get("batch_first") is False for each in module.modules()):
             self._say(ev="numerics_tokens_first", root=root.number)
-        try:
-            root.handles.append(module.register_forward_pre_hook(Hook(lambda _, args: self._begins(root, args))))
-            root.handles.append(always(module, Hook(lambda *_: self._ends(root))))
-        except Exception as error:
-            root.remove()
-            self.looks.unchecked("", "a %s takes no hooks: %s" % (type(module).__name__, type(error).__name__))
+        if not self.direct.enter(module, root):
+            root.hook(self)
+        if root.refused:
             return
         if not self._hides:
             self._hides = True
             scripts.put_in()
         for path, each in self._modules(module):
             root.prepare(self, path, each)
-        hooks, end = module._forward_hooks, root.handles[-1].id
-        root.last = lambda: hooks.move_to_end(end) if end in hooks else None
 
     def close(self) -> None:
         """Take all hooks out, for good; what was scanned can still be read."""
@@ -156,7 +151,8 @@ class Numerics:
 
     # -- steps --------------------------------------------------------------------------------
 
-    def _begins(self, root: "Root", args: "tuple[Any, ...]") -> None:
+    def begins(self, root: "Root", args: "tuple[Any, ...]") -> None:
+        """A model is called."""
         thread = get_ident()
         if self.thread == thread and self._is_under_way(root):
             self._again += self._root is root
@@ -189,7 +185,8 @@ class Numerics:
         except Exception as error:
             self.fault(error)
 
-    def _ends(self, root: "Root") -> None:
+    def ends(self, root: "Root") -> None:
+        """A call of a model has ended."""
         if self.thread != get_ident() or self._root is not root:
             return
         if self._again:  # it had called itself
@@ -210,7 +207,8 @@ class Numerics:
         """
         root = self._root
         model = root.module() if root is not None else None
-        return is_called(model, self.thread, but=1 if root is begins else 0)
+        hooked = root is not None and root is begins and root.handles  # a hook is called in the call that begins
+        return is_called(model, self.thread, but=1 if hooked else 0)
 
     def _weigh(self, root: "Root") -> None:
         module = root.module()

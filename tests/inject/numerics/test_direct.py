@@ -42,7 +42,7 @@ def seen(watched: Watch) -> list[tuple[int, str, float]]:
     return [(row["step"], row["module"], row["amax_value"]) for row in watched.stats()]
 
 
-def test_no_module_but_the_model_is_hooked_and_torch_gets_its_own_back() -> None:
+def test_no_module_is_hooked_and_torch_gets_its_own_back() -> None:
     model = nn.Sequential(Adds(1.0), Adds(2.0))
     with spikeprof.watch(model) as watched:
         for _ in range(2):
@@ -51,6 +51,8 @@ def test_no_module_but_the_model_is_hooked_and_torch_gets_its_own_back() -> None
         assert not [
             m for m in model if m._forward_hooks or m._forward_pre_hooks or set(vars(m)) != set(vars(Adds(1.0)))
         ]
+        assert not model._forward_hooks
+        assert not model._forward_pre_hooks
     assert nn.Module._call_impl is TORCHS_OWN
     assert seen(watched) == [(step, name, value) for step in (0, 1) for name, value in (("0", 2.0), ("1", 4.0))]
 
