@@ -26,7 +26,7 @@ from spikeprof.reports.html_sections import about_tables, sections
 from spikeprof.reports.kernel_names import printable
 from spikeprof.reports.model import Report
 from spikeprof.reports.output import write_private
-from spikeprof.reports.truth_line import truth_line
+from spikeprof.reports.truth_line import no_gpu_work, truth_line
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -46,6 +46,8 @@ def render_html(report: Report) -> str:
     """The page as text. Raises OutputError when plotly's script cannot be found."""
     unit = fig.time_unit(max(report.manifest.duration_ns, 1))
     body = [section for section in sections(report, unit) if not section.empty]
+    if no_gpu_work(report):  # most sections only say so: what was measured, such as numerics, comes before them
+        body.sort(key=lambda section: not section.charts and not section.tables)
     findings = report.findings()
     context = {
         "page_title": f"{printable(report.trace_name)} · spikeprof",

@@ -40,7 +40,7 @@ def truth_line(report: Report) -> list[TruthItem]:
         why = truth.reason if truth else "the analyzer of truth was not asked"
         return [TruthItem("Truth", fmt.not_measured(why), "not_measured", "not measured")]
     metrics = {m.name: m for m in truth.metrics}
-    why = _no_gpu_work(report)
+    why = no_gpu_work(report)
     items = [_gpu_item(why)] if why else _gpu_items(report, truth, metrics)
     items += _numerics_items(report)
     damaged = rows(truth.tables.get("damaged_tables", {}))
@@ -50,7 +50,7 @@ def truth_line(report: Report) -> list[TruthItem]:
     return items
 
 
-def _no_gpu_work(report: Report) -> str:
+def no_gpu_work(report: Report) -> str:
     """Why no GPU work at all could be recorded; empty where some could: each number then has its own reason."""
     note = report.manifest.collectors.get("activity")
     return printable(note.reason) if note is not None and note.state == "refused" and not note.records_count else ""

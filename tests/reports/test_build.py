@@ -16,6 +16,7 @@ from spikeprof.profiler.schema import TABLES
 from spikeprof.profiler.trace import CollectorNote, Trace
 from spikeprof.reports import build
 from spikeprof.reports.build import build_report
+from spikeprof.reports.html import render_html
 from spikeprof.reports.model import rows
 from spikeprof.reports.sentences import facts, missing, notice
 from spikeprof.reports.truth_line import truth_line
@@ -231,6 +232,15 @@ def test_a_recording_of_numerics_alone_is_trusted_for_its_scans() -> None:
             ("GPU work", "not measured: no process used CUDA", "not_measured"),
             ("Numerics", said, state),
         ]
+
+
+def test_the_page_of_a_recording_of_numerics_alone_begins_with_them() -> None:
+    trace = tiny.trace(collectors=REFUSED, tensor_stats=[scan(0, 0, "layers.0"), scan(1, 0, "layers.0")])
+    page = render_html(build_report(trace, "t"))
+    places = [page.index(f'<section id="{name}">') for name in ("findings", "numerics", "missing", "kernels", "about")]
+    assert places == sorted(places)
+    page = render_html(build_report(tiny.trace(kernels=[kernel(0, 10)], tensor_stats=[scan(0, 0, "layers.0")]), "t"))
+    assert page.index('<section id="kernels">') < page.index('<section id="numerics">')
 
 
 def test_what_has_one_reason_and_one_remedy_is_one_item() -> None:
