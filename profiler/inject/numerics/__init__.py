@@ -32,7 +32,7 @@ From the first bad value to the operator that gave it::
       inputs.py, mirror.py    what is kept; copies of arguments and modules
       bisect.py               at the end: which operator it was
         tape.py, quiet.py       its operators, recorded on tensors without memory, without a trace in the program
-        rerun.py                the same, run on what was kept
+        rerun.py, contents.py   the same, run on what was kept; what is in the tensors on the way
 
 Of every tensor: the largest finite magnitude, the smallest that is not zero, counts of NaN, infinite, subnormal, zero
 and saturated elements, the index of the first bad one. Nothing waits for the device, and no value comes to the host by

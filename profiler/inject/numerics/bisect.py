@@ -8,9 +8,10 @@ import importlib
 import sys
 from contextlib import nullcontext
 
+from .contents import contents_of, shown
 from .inputs import Input
 from .mirror import Refused
-from .rerun import INPUTS_MAX, Rerun, look_at, shown
+from .rerun import INPUTS_MAX, Rerun
 from .tape import record
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -45,8 +46,8 @@ def bisect(module: "Any", kept: Input) -> "dict[str, Any]":
 
 def _statistics(tensors: "list[Any]") -> "list[dict[str, Any]]":
     with sys.modules["torch"].no_grad():
-        looks = [(each, look_at(each)) for each in tensors[:INPUTS_MAX]]
-    return [shown(each, look) for each, look in looks if look is not None]
+        every = [(each, contents_of(each)) for each in tensors[:INPUTS_MAX]]
+    return [shown(each, seen) for each, seen in every if seen is not None]
 
 
 def _told(run: Rerun, found: "Optional[Found]") -> "dict[str, Any]":
@@ -56,7 +57,7 @@ def _told(run: Rerun, found: "Optional[Found]") -> "dict[str, Any]":
         file, line, function = found.op.line
         return {
             "operator": name, "file": file, "line": line, "function": function, "before": found.before,
-            "inputs": found.inputs, "output": found.output, "first_bad": found.look.first_bad, "why_not": "",
+            "inputs": found.inputs, "output": found.output, "first_bad": found.seen.first_bad, "why_not": "",
         }  # fmt: skip
     if run.bad_given:
         return {"why_not": "%s was bad already" % run.bad_given}

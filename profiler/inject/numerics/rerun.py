@@ -13,8 +13,7 @@ import sys
 from contextlib import nullcontext
 
 from ..events import Clock
-from . import scan_torch
-from .formats import FLOAT, FORMATS
+from .contents import Contents, contents_of, shown
 from .mirror import Refused
 from .tape import Slot, mapped
 
@@ -38,32 +37,15 @@ _UNWRITTEN = frozenset(
 )
 
 
-class Look:
-    """What a scan of a tensor saw. ``origin`` is the operator that its bad values come from, -1 = none of the tape."""
-
-    __slots__ = ("amax", "first_bad", "inf", "masked", "nan", "origin", "plus")
-
-    def __init__(self, amax: "Optional[float]", nan: int, inf: int, first_bad: int, plus: bool) -> None:
-        self.amax, self.nan, self.inf, self.first_bad = amax, nan, inf, first_bad
-        self.plus = plus  # whether +Inf is there
-        self.masked = inf > 0 and not nan and not plus  # it was put in by intention, where nothing else is known
-        self.origin = -1
-
-    @property
-    def bad(self) -> bool:
-        """Whether NaN or Inf were there."""
-        return self.nan + self.inf > 0
-
-
 class Found:
     """The operator to blame: what went in, what came out."""
 
-    __slots__ = ("before", "inputs", "look", "op", "output")
+    __slots__ = ("before", "inputs", "op", "output", "seen")
 
     def __init__(
-        self, op: "Op", before: int, inputs: "list[dict[str, Any]]", output: "dict[str, Any]", look: Look
+        self, op: "Op", before: int, inputs: "list[dict[str, Any]]", output: "dict[str, Any]", seen: Contents
     ) -> None:
-        self.op, self.before, self.inputs, self.output, self.look = op, before, inputs, output, look
+        self.op, self.before, self.inputs, self.output, self.seen = op, before, inputs, output, seen
 
 
 class Rerun:
@@ -74,7 +56,7 @@ class Rerun:
         self._tape = tape
         self._kept = {id(each) for each in inputs}
         self._values: dict[int, Any] = {}
-        self._looks: dict[int, Look] = {}
+        self._known: dict[int, Contents] = {}
         self._marks: dict[int, tuple[int, bool]] = {}  # memory -> origin of bad values in it, whether by intention
         self._last: dict[int, int] = {}  # slot -> last operator that needs it
         self._blamed: dict[int, Found] = {}
@@ -108,10 +90,10 @@ class Rerun:
             return self._to_blame(wanted)
 
     def _to_blame(self, wanted: "set[int]") -> "Optional[Found]":
-        looks = [self._look(number) for number in sorted(wanted) if number in self._values]
-        bad = [look for look in looks if look is not None and look.bad]
+        every = [self._see(number) for number in sorted(wanted) if number in self._values]
+        bad = [seen for seen in every if seen is not None and seen.bad]
         self.gave_bad = bool(bad)
-        through = [look.origin for look in bad if look.origin in self._blamed]
+        through = [seen.origin for seen in bad if seen.origin in self._blamed]
         if through:
             return self._blamed[min(through)]
         if self._tape.outputs is None or self.ran < len(self._tape.ops):  # it did not come to its end
@@ -146,51 +128,51 @@ class Rerun:
                 empty = self._torch.empty(0, dtype=tensor.dtype, device=tensor.device)
                 self._values[slot] = empty.set_(copies[where], *layout)
             if id(tensor) in self._kept:
-                look = self._look(slot)
-                if look is not None and look.bad and not look.masked:
+                seen = self._see(slot)
+                if seen is not None and seen.bad and not seen.masked:
                     self.bad_given = "what it takes"
 
     def _one(self, number: int, op: "Op") -> None:
         """Run an operator, and judge what it gave by what it took."""
         taken = list({slot.number: slot for slot in _slots(op.args, op.kwargs)})
-        before = {slot: self._look(slot) for slot in taken}
+        before = {slot: self._see(slot) for slot in taken}
         values = self._values
         args, kwargs = (
             mapped(lambda each: values[each.number] if isinstance(each, Slot) else each, value)
             for value in (op.args, op.kwargs)
         )
-        told = [self._shown(slot, look) for slot, look in before.items() if look is not None][:INPUTS_MAX]
+        told = [self._shown(slot, seen) for slot, seen in before.items() if seen is not None][:INPUTS_MAX]
         given = op.function(*args, **kwargs)
         if op.function._schema.name in _UNWRITTEN:
             given.zero_()
         self._keep(op.outputs, given)
         if op.writes:
             self._forget_aliases(op)
-        bad = [look for look in before.values() if look is not None and look.bad]
+        bad = [seen for seen in before.values() if seen is not None and seen.bad]
         for slot in _slots(op.outputs, op.writes):
-            look = self._look(slot.number)
-            if look is not None and look.bad:
-                self._judge(number, op, slot.number, look, bad, told)
+            seen = self._see(slot.number)
+            if seen is not None and seen.bad:
+                self._judge(number, op, slot.number, seen, bad, told)
 
     def _judge(
-        self, number: int, op: "Op", slot: int, look: Look, before: "list[Look]", told: "list[dict[str, Any]]"
+        self, number: int, op: "Op", slot: int, seen: Contents, before: "list[Contents]", told: "list[dict[str, Any]]"
     ) -> None:
-        """Whose are the bad values of an output? ``before`` are the looks at the inputs that were bad."""
+        """Whose are the bad values of an output? ``before`` are those of the inputs that were bad."""
         spoiled = [each for each in before if not each.masked]
         infinite = _infinite(op)
         if spoiled:
-            look.masked, look.origin = False, min([each.origin for each in spoiled if each.origin >= 0], default=-1)
-            if look.origin < 0 and not self.bad_given:
+            seen.masked, seen.origin = False, min([each.origin for each in spoiled if each.origin >= 0], default=-1)
+            if seen.origin < 0 and not self.bad_given:
                 self.bad_given = "a weight or buffer of it"
-        elif not look.nan and (before or infinite) and (
-            not look.plus or math.inf in infinite or any(each.plus for each in before)
+        elif not seen.nan and (before or infinite) and (
+            not seen.plus or math.inf in infinite or any(each.plus for each in before)
         ):  # fmt: skip
-            look.masked = True
+            seen.masked = True
         else:
-            look.masked, look.origin = False, number
+            seen.masked, seen.origin = False, number
             if number not in self._blamed:
-                self._blamed[number] = Found(op, number, told, self._shown(slot, look), look)
-        self._marks[self._values[slot].untyped_storage().data_ptr()] = (look.origin, look.masked)
+                self._blamed[number] = Found(op, number, told, self._shown(slot, seen), seen)
+        self._marks[self._values[slot].untyped_storage().data_ptr()] = (seen.origin, seen.masked)
 
     def _keep(self, slots: "Any", given: "Any") -> None:
         if isinstance(slots, (list, tuple)):
@@ -200,11 +182,11 @@ class Rerun:
             if slots.number not in self._values:
                 self._held += given.numel() * given.element_size()
             self._values[slots.number] = given
-            self._looks.pop(slots.number, None)
+            self._known.pop(slots.number, None)
 
     def _drop(self, slot: int) -> None:
         value = self._values.pop(slot, None)
-        self._looks.pop(slot, None)
+        self._known.pop(slot, None)
         if value is not None and slot not in self._tape.given:
             self._held -= value.numel() * value.element_size()
 
@@ -213,47 +195,25 @@ class Rerun:
         written = {self._values[slot.number].untyped_storage().data_ptr() for slot in op.writes}
         for slot, value in self._values.items():
             if value.untyped_storage().data_ptr() in written:
-                self._looks.pop(slot, None)
+                self._known.pop(slot, None)
 
-    # -- looks --------------------------------------------------------------------------------
+    # -- what is in them ----------------------------------------------------------------------
 
-    def _look(self, slot: int) -> "Optional[Look]":
+    def _see(self, slot: int) -> "Optional[Contents]":
         """What is in the tensor of a slot; None where its numbers cannot be bad."""
-        known = self._looks.get(slot)
+        known = self._known.get(slot)
         tensor = self._values.get(slot)  # some operators give nothing where they could
         if known is None and tensor is not None:
-            known = look_at(tensor)
+            known = contents_of(tensor)
             if known is not None:
-                self._looks[slot] = known
+                self._known[slot] = known
                 mark = self._marks.get(tensor.untyped_storage().data_ptr()) if known.bad else None
                 if mark is not None:
                     known.origin, known.masked = mark
         return known
 
-    def _shown(self, slot: int, look: Look) -> "dict[str, Any]":
-        return shown(self._values[slot], look)
-
-
-def look_at(tensor: "Any") -> "Optional[Look]":
-    """What is in a tensor; None where its numbers cannot be bad. Waits for the device."""
-    pairs = tensor.is_complex()
-    if pairs:
-        tensor = sys.modules["torch"].view_as_real(tensor.resolve_conj())
-    form = FORMATS.get(str(tensor.dtype).rpartition(".")[2])
-    if form is None or form.kind != FLOAT or not tensor.numel():
-        return None
-    amax, _, nan, inf, _, _, _, first_bad = scan_torch.scan(tensor, form)[:8]
-    first_bad = first_bad // 2 if pairs else first_bad
-    wide = tensor.float() if tensor.element_size() == 1 else tensor  # FP8 cannot be compared
-    return Look(form.value(amax), nan, inf, first_bad, plus=inf > 0 and bool((wide == math.inf).any()))
-
-
-def shown(tensor: "Any", look: Look) -> "dict[str, Any]":
-    """A tensor for the event."""
-    return {
-        "shape": list(tensor.shape), "dtype": str(tensor.dtype).rpartition(".")[2], "amax": look.amax,
-        "nan": look.nan, "inf": look.inf,
-    }  # fmt: skip
+    def _shown(self, slot: int, seen: Contents) -> "dict[str, Any]":
+        return shown(self._values[slot], seen)
 
 
 def _slots(*values: "Any") -> "list[Slot]":
