@@ -1,7 +1,7 @@
 """Modules of a watched model whose outputs never came by: told at the end, so that nobody takes silence for health."""
 
+from .given import gives
 from .places import NEW
-from .roots import gives
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from fnmatch import fnmatchcase
 
 from ..events import get_ident
+from .given import gives
 from .places import Place
 from .unseen import alone, is_compiling
 
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from .watch import Numerics
 
 _COMPILED = "inside a compiled model: its output is checked, not what is in it"
-
-#: Classes that hand their input on as it is.
-_HAND_ON = ("Identity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout")
 
 
 class Hook:
@@ -62,35 +60,6 @@ class OutputHook(Hook):
         numerics = self._numerics
         if numerics.thread == get_ident():
             numerics.gave(self._root, self._place, (module, *args), output)
-
-
-def giver(numerics: "Numerics") -> "Callable[[Root, Place, tuple[Any, ...], Any], None]":
-    """What is called with all that a module gave, and the arguments of the call: the module is the first."""
-    waits, plain = numerics.waits, numerics.looks.tensor
-
-    def gave(root: "Root", place: "Place", args: "tuple[Any, ...]", output: "Any") -> None:
-        alone(sees, root, place, args, output)
-
-    def sees(root: "Root", place: "Place", args: "tuple[Any, ...]", output: "Any") -> None:
-        try:
-            if type(output) is plain:
-                if not waits(place.spots[0], args, output):
-                    numerics.output(root, place, args[0], args[1:], 0, output)
-                return
-            if type(output) is tuple and len(output) == len(place.spots):
-                for each in output:
-                    if type(each) is not plain:
-                        break
-                else:
-                    for index, each in enumerate(output):
-                        if not waits(place.spots[index], args, each):
-                            numerics.output(root, place, args[0], args[1:], index, each)
-                    return
-            numerics.outputs(root, place, args[0], args[1:], output)
-        except Exception as error:
-            numerics.fault(error)
-
-    return gave
 
 
 class Root:
@@ -252,14 +221,3 @@ def is_called(module: "Any", thread: int, but: int) -> bool:
                 return True
         frame = frame.f_back
     return False
-
-
-def gives(module: "Any") -> bool:
-    """Whether calls of a module are expected, and give what nobody else gave."""
-    kind = type(module)
-    return kind.forward is not sys.modules["torch"].nn.Module.forward and kind.__name__ not in _HAND_ON
-
-
-def hands_on(module: "Any") -> bool:
-    """Whether the module gives what it takes, unchanged."""
-    return type(module).__name__ in _HAND_ON and not (module.training and getattr(module, "p", 0))

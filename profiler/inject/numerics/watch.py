@@ -13,12 +13,13 @@ from ..interrupts import is_ours
 from . import passed_by, scripts
 from .direct import Direct
 from .first_bad import FirstBad
+from .given import giver
 from .gradients import Gradients
 from .graph_inputs import GraphInputs
 from .looks import Looks
 from .named import Named
 from .places import tensors_in
-from .roots import Root, giver, hands_on, is_called, watched_modules
+from .roots import Root, is_called, watched_modules
 from .unseen import is_compiling, is_traced
 from .waiting import quick
 
@@ -252,29 +253,6 @@ class Numerics:
                 self.flush()
 
     # -- what modules take and give -----------------------------------------------------------
-
-    def outputs(self, root: "Root", place: "Place", module: "Any", args: "tuple[Any, ...]", output: "Any") -> None:
-        """What a module gave, of whatever form. Faults are the caller's."""
-        none = True
-        for index, tensor in enumerate(tensors_in(self.looks.tensor, output)):
-            none = False
-            self.output(root, place, module, args, index, tensor)
-        if none:
-            self.looks.unchecked(place.path, "its output holds no tensor: %s" % type(output).__name__)
-
-    def output(
-        self, root: "Root", place: "Place", module: "Any", args: "tuple[Any, ...]", index: int, tensor: "Any"
-    ) -> None:
-        """One of the tensors that a module gave. Faults are the caller's."""
-        if any(each is tensor for each in args):
-            if hands_on(module):
-                return
-            if not place.writes_input:
-                place.writes_input = True
-                root.before(module, lambda *_: self.flush() if self.thread == get_ident() else None)
-        self.looks.see(place, index, tensor)
-        if self.first_bad.fresh:
-            self.first_bad.keep_now(place, args)
 
     def model(self, number: int) -> "Any":
         """A watched model by its number; None if it has gone."""

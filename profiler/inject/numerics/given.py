@@ -1,0 +1,79 @@
+"""What a module gave: whether it waits for a common launch, is scanned now, or is what the module took."""
+
+import sys
+
+from ..events import get_ident
+from .places import tensors_in
+from .unseen import alone
+
+TYPE_CHECKING = False  # importing typing would cost the program a millisecond
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .places import Place
+    from .roots import Root
+    from .watch import Numerics
+
+#: Classes that hand their input on as it is.
+_HAND_ON = ("Identity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout")
+
+
+def giver(numerics: "Numerics") -> "Callable[[Root, Place, tuple[Any, ...], Any], None]":
+    """What is called with all that a module gave, and the arguments of the call: the module is the first."""
+    waits, looks, plain = numerics.waits, numerics.looks, numerics.looks.tensor
+
+    def gave(root: "Root", place: "Place", args: "tuple[Any, ...]", output: "Any") -> None:
+        alone(sees, root, place, args, output)
+
+    def sees(root: "Root", place: "Place", args: "tuple[Any, ...]", output: "Any") -> None:
+        try:
+            if type(output) is plain:
+                if not waits(place.spots[0], args, output):
+                    see(root, place, args, 0, output)
+                return
+            if type(output) is tuple and len(output) == len(place.spots):
+                for each in output:
+                    if type(each) is not plain:
+                        break
+                else:
+                    for index, each in enumerate(output):
+                        if not waits(place.spots[index], args, each):
+                            see(root, place, args, index, each)
+                    return
+            see_all(root, place, args, output)
+        except Exception as error:
+            numerics.fault(error)
+
+    def see_all(root: "Root", place: "Place", args: "tuple[Any, ...]", output: "Any") -> None:
+        """Of whatever form it is."""
+        none = True
+        for index, tensor in enumerate(tensors_in(plain, output)):
+            none = False
+            see(root, place, args, index, tensor)
+        if none:
+            looks.unchecked(place.path, "its output holds no tensor: %s" % type(output).__name__)
+
+    def see(root: "Root", place: "Place", args: "tuple[Any, ...]", index: int, tensor: "Any") -> None:
+        if any(each is tensor for each in args):
+            if hands_on(args[0]):
+                return
+            if not place.writes_input:
+                place.writes_input = True
+                root.before(args[0], lambda *_: numerics.flush() if numerics.thread == get_ident() else None)
+        looks.see(place, index, tensor)
+        if numerics.first_bad.fresh:
+            numerics.first_bad.keep_now(place, args[1:])
+
+    return gave
+
+
+def gives(module: "Any") -> bool:
+    """Whether calls of a module are expected, and give what nobody else gave."""
+    kind = type(module)
+    return kind.forward is not sys.modules["torch"].nn.Module.forward and kind.__name__ not in _HAND_ON
+
+
+def hands_on(module: "Any") -> bool:
+    """Whether the module gives what it takes, unchanged."""
+    return type(module).__name__ in _HAND_ON and not (module.training and getattr(module, "p", 0))
