@@ -275,7 +275,7 @@ def _finish(
     note, asked = built.note, _asked_for(session, built)
     if not built.processes:
         note = dataclasses.replace(note, reason=launch.why_not_traced(session.command))
-    elif "numerics" in asked and not asked["numerics"].records_count:
+    elif "numerics" in asked and not asked["numerics"].records_count and not _fault_of_numerics(built):
         patterns = session.options.get("numerics_modules", "['*']")
         picked = "" if patterns == "['*']" else f"of the modules that ran none was picked by {patterns.strip('[]')}"
         why = asked["numerics"].reason or picked
@@ -313,9 +313,15 @@ def _asked_for(session: _Session, built: Assembly) -> dict[str, CollectorNote]:
     """Notes of what the agent does where it is asked to."""
     numerics = built.numerics
     if numerics is None and "numerics_every" in session.options:
-        numerics = CollectorNote("refused", "no process called a module of torch: nothing was watched")
+        nothing = "no process called a module of torch: nothing was watched"
+        numerics = CollectorNote("refused", _fault_of_numerics(built) or nothing)
     notes = {"ownership": built.ownership, "numerics": numerics}
     return {name: note for name, note in notes.items() if note is not None}
+
+
+def _fault_of_numerics(built: Assembly) -> str:
+    """What ended the watch, as the process told it; empty where it did not say so."""
+    return next((note for note in built.notes if "numerics" in note), "")
 
 
 def _warnings(notes: Sequence[str], running: Sequence[int]) -> list[str]:

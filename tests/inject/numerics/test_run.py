@@ -393,6 +393,7 @@ def test_a_fault_of_ours_before_cuda_leaves_the_recording_of_gpu_work(real: Lab)
     assert run.code == 0
     assert any("numerics: ZeroDivisionError" in note for note in run.trace.manifest.notes)
     assert run.trace.manifest.collectors["activity"].state == "ok"
+    assert not any("no tensor was scanned" in note for note in run.trace.manifest.notes), "the fault says why"
 
 
 def test_torch_that_calls_no_module_is_told_apart(real: Lab) -> None:
