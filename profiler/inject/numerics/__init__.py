@@ -8,6 +8,7 @@ From a module to the file of records::
         given.py              whether it waits, is scanned now, or is known already
           unseen.py             where nobody else sees what is done with tensors
           scripts.py            where torch.jit does not see the hooks
+        alike.py              models like one that is gone go by its names
         passed_by.py          at the end: modules that gave nothing that was seen
         gradients.py          those of what modules give
         named.py              tensors that the program names, and weights, with scales.py for quantised ones

@@ -16,7 +16,7 @@ from .unseen import alone, functions_overridden
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from .places import Place
@@ -48,8 +48,9 @@ class Direct:
         self.places: dict[int, Place] = {}  # by id of the module
         self.roots: dict[int, Root] = {}  # models whose steps are told here, by id; never replaced
         self._tables: list[dict[int, Place]] = []
-        self._joined: dict[int, tuple[int, dict[int, Place]]] = {}  # number of a root -> roots then, their places
-        self._alive: list[Any] = []
+        self._joined: dict[int, tuple[int, dict[int, Place]]] = {}  # number of a root -> changes until then, places
+        self._changes = 0  # modules that came so far
+        self._alive: dict[int, Any] = {}  # weak references, by their own ids
         if not told_of_compiler:
             _loading.tell(numerics)
 
@@ -103,31 +104,48 @@ class Direct:
         if not self.ready() or not self.can_see(module):
             return False
         number = id(module)
-        self._alive.append(weakref.ref(module, lambda _: self.roots.pop(number, None)))
+        self._follow(module, lambda: self.roots.pop(number, None))
         self.roots[number] = root
         return True
+
+    def forget(self, root: "Root") -> None:
+        """A model is gone."""
+        self._joined.pop(root.number, None)
+        self._tables = [joined for _, joined in list(self._joined.values())]
+        if self.root is root:
+            self.root, self.places = None, {}
+
+    def _follow(self, module: "Any", call: "Callable[[], object]") -> None:
+        alive = self._alive
+
+        def gone(reference: object) -> None:
+            alive.pop(id(reference), None)
+            call()
+
+        reference = weakref.ref(module, gone)
+        alive[id(reference)] = reference
 
     def know(self, module: "Any", place: "Place", places: "dict[int, Place]") -> None:
         """Enter a module into a table, for as long as it lives."""
         number = id(module)
 
-        def gone(_: object) -> None:
+        def gone() -> None:
             for each in (places, *self._tables):
                 each.pop(number, None)
 
-        self._alive.append(weakref.ref(module, gone))
+        self._follow(module, gone)
+        self._changes += 1
         places[number] = place
 
     def begins(self, root: "Root", roots: "Iterable[Root]") -> None:
         """A step of a model begins: its modules go by their names in it, others by those in their own."""
-        roots = list(roots)
-        count, places = self._joined.get(root.number, (0, {}))
-        if count != len(roots):
+        changes, places = self._joined.get(root.number, (-1, {}))
+        if changes != self._changes:
             places = {}
-            for each in (*roots, root):
+            for each in (*list(roots), root):
                 places.update(list(each.places.items()))  # a list: modules may go meanwhile
-            self._joined[root.number] = (len(roots), places)
-            self._tables = [joined for _, joined in self._joined.values()]
+            self._joined[root.number] = (self._changes, places)
+            self._tables = [joined for _, joined in list(self._joined.values())]
         self.root, self.places = root, places
 
 

@@ -2,7 +2,6 @@
 
 import sys
 
-from ..events import get_ident
 from .places import tensors_in
 from .unseen import alone
 
@@ -60,7 +59,7 @@ def giver(numerics: "Numerics") -> "Callable[[Root, Place, tuple[Any, ...], Any]
                 return
             if not place.writes_input:
                 place.writes_input = True
-                root.before(args[0], lambda *_: numerics.flush() if numerics.thread == get_ident() else None)
+                root.flush_before(numerics, args[0])
         looks.see(place, index, tensor)
         if numerics.first_bad.fresh:
             numerics.first_bad.keep_now(place, args[1:])

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
+    from .roots import Root
     from .watch import Numerics
 
 
@@ -34,7 +35,7 @@ class Named:
                 if self._numerics.thread == 0:
                     self._looks.flush(ends=True)
 
-    def weights(self, root: int, modules: "Iterable[tuple[str, Any]]") -> None:
+    def weights(self, root: "Root", modules: "Iterable[tuple[str, Any]]") -> None:
         """Parameters and buffers of a model's modules; shared ones under their first name."""
         seen: set[int] = set()
         for path, module in modules:
@@ -42,7 +43,8 @@ class Named:
                 if tensor is None or id(tensor) in seen:
                     continue
                 seen.add(id(tensor))
-                place = Place(root, "%s.%s" % (path, name) if path else name, type(module).__name__, "weight")
+                full = "%s.%s" % (path, name) if path else name
+                place = root.place(full, type(module).__name__, "weight")
                 self._looks.see(place, 0, tensor)
                 if is_quantised(self._looks.format_of(tensor)):
                     scale, zero_point = scale_beside(module, name)

@@ -65,8 +65,11 @@ class OutputHook(Hook):
 class Root:
     """A model that is watched: the hooks that come and go with the steps that are looked at."""
 
-    def __init__(self, module: "Any", number: int) -> None:
-        self.module, self.number = weakref.ref(module), number
+    def __init__(self, module: "Any", gone: "Callable[[Root], None]") -> None:
+        self.module = weakref.ref(module, lambda _: gone(self))
+        self.number = self.like = 0  # see alike.py
+        self.made: dict[tuple[str, str, str], Place] = {}  # path, class and role -> place
+        self.left: dict[tuple[str, str, str], Place] = {}  # of a model like this one that is gone
         self.hooks: list[tuple[Any, int, Hook]] = []  # dictionary of a module, key, hook
         self.outputs: list[tuple[Any, int, Hook]] = []  # the same, of modules that direct.py sees
         self.places: dict[int, Place] = {}  # of these, by id of the module
@@ -77,6 +80,14 @@ class Root:
         self.taken: Optional[Place] = None  # the model's own inputs, where they are watched
         self.on = self._hooked = False
         self.steps = 0
+
+    def place(self, path: str, class_name: str, role: str) -> "Place":
+        """The place of what a module gives or takes."""
+        key = path, class_name, role
+        if key not in self.made:
+            left = self.left
+            self.made[key] = left.pop(key) if key in left else Place(self.number, path, class_name, role)
+        return self.made[key]
 
     def hook(self, numerics: "Numerics") -> None:
         """Have hooks tell of its steps, from its next one on."""
@@ -100,8 +111,10 @@ class Root:
         is_root, name = module is self.module(), type(module).__name__
         try:
             if "output" in numerics.roles:
-                given = Place(self.number, path, name, "output")
+                given = self.place(path, name, "output")
                 entry = _entry(module, OutputHook(numerics, self, given), after=True)
+                if given.writes_input:
+                    self.hooks.append(_entry(module, Hook(numerics.flush_in_step), after=False))
                 if gives(module):
                     self.expected[path] = (id(module), given)
                 if (is_root and self.handles) or name == "OptimizedModule" or not numerics.direct.can_see(module):
@@ -110,22 +123,22 @@ class Root:
                     self.outputs.append(entry)
                     numerics.direct.know(module, given, self.places)
             if "input" in numerics.roles:
-                taken = Place(self.number, path, name, "input")
+                taken = self.place(path, name, "input")
                 if is_root:  # torch has made its list of the root's hooks by the time that they are put in
                     self.taken = taken
                 else:
                     before = Hook(lambda _, args: numerics.inputs(taken, args))
                     self.hooks.append(_entry(module, before, after=False))
             if "gradient" in numerics.roles:
-                got = Place(self.number, path, name, "gradient")
+                got = self.place(path, name, "gradient")
                 after = Hook(lambda _, args, output: numerics.gradients.wait(got, output))
                 self.hooks.append(_entry(module, after, after=True))
         except Exception as error:  # a class that takes no hooks, as of torch.jit
             numerics.looks.unchecked(path, "it takes no hooks: %s" % type(error).__name__)
 
-    def before(self, module: "Any", call: "Callable[..., None]") -> None:
-        """Call this before a module runs, from now on."""
-        entry = _entry(module, Hook(call), after=False)
+    def flush_before(self, numerics: "Numerics", module: "Any") -> None:
+        """Scan what waits before a module runs, from now on."""
+        entry = _entry(module, Hook(numerics.flush_in_step), after=False)
         self.hooks.append(entry)
         _switch([entry], True)
 

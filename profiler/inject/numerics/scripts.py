@@ -1,6 +1,7 @@
 """``torch.jit`` compiles the hooks of what it scripts, which ours are not made for: they are not there meanwhile."""
 
 import sys
+from contextlib import nullcontext
 
 from ..interrupts import is_ours
 
@@ -39,9 +40,9 @@ def _hiding(original: "Any") -> "Any":
         try:
             for module in nn_module.modules() if _users else ():
                 for hooks in (module._forward_pre_hooks, module._forward_hooks):
-                    if any(hasattr(hook, "of_spikeprof") for hook in hooks.values()):
+                    if any(map(_is_ours, hooks.values())):
                         taken.append((hooks, list(hooks.items())))
-                        _put(hooks, [each for each in hooks.items() if not hasattr(each[1], "of_spikeprof")])
+                        _put(hooks, [each for each in hooks.items() if not _is_ours(each[1])])
         except Exception as error:
             if not is_ours(error, "torch"):  # of a signal handler of the program's
                 raise
@@ -60,6 +61,11 @@ def _hiding(original: "Any") -> "Any":
     create_script_module.__wrapped__ = original  # type: ignore[attr-defined]
     create_script_module.of_spikeprof = True  # type: ignore[attr-defined]
     return create_script_module
+
+
+def _is_ours(hook: "Any") -> bool:
+    """Also what ours become in copies, see roots.py."""
+    return hasattr(hook, "of_spikeprof") or isinstance(getattr(hook, "__self__", None), nullcontext)
 
 
 def _put(hooks: "Any", items: "list[tuple[int, Any]]") -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from ..events import RLock, get_ident
 from ..interrupts import is_ours
 from . import passed_by, scripts
+from .alike import Alike
 from .direct import Direct
 from .first_bad import FirstBad
 from .given import giver
@@ -56,7 +57,7 @@ class Numerics:
         self._roots: dict[int, Root] = {}
         self._hides = False  # whether torch.jit does not see our hooks
         self._models: dict[int, Any] = {}  # weak references, also of those that are not watched any more
-        self._roots_count = 0
+        self._alike = Alike()
         self.thread = 0  # that is in a step
         self._root: Optional[Root] = None
         self._again = 0  # calls of that model inside its own
@@ -87,10 +88,10 @@ class Numerics:
             known.remove()
         if self._every == 1 and "output" in self.roles:
             self.direct.put_in()
-        root = self._roots[id(module)] = Root(module, self._roots_count)
-        self._roots_count += 1
+        root = self._roots[id(module)] = Root(module, self._gone)
+        known_before = self._alike.name(root, self._modules(module))
         self._models[root.number] = root.module
-        if any(vars(each).get("batch_first") is False for each in module.modules()):
+        if not known_before and any(vars(each).get("batch_first") is False for each in module.modules()):
             self._say(ev="numerics_tokens_first", root=root.number)
         if not self.direct.enter(module, root):
             root.hook(self)
@@ -101,6 +102,15 @@ class Numerics:
             scripts.put_in()
         for path, each in self._modules(module):
             root.prepare(self, path, each)
+
+    def _gone(self, root: "Root") -> None:
+        for key, each in list(self._roots.items()):
+            if each is root:
+                self._roots.pop(key, None)
+        self._models.pop(root.number, None)
+        self.direct.forget(root)
+        passed_by.tell(self.looks, [root], self._modules)
+        self._alike.leave(root)
 
     def close(self) -> None:
         """Take all hooks out, for good; what was scanned can still be read."""
@@ -214,7 +224,7 @@ class Numerics:
     def _weigh(self, root: "Root") -> None:
         module = root.module()
         if "weight" in self.roles and module is not None and not self.looks.capturing():
-            self._named.weights(root.number, self._modules(module))
+            self._named.weights(root, self._modules(module))
 
     def capture_comes(self) -> None:
         """A capture is about to begin."""
@@ -231,7 +241,7 @@ class Numerics:
     def _inner(self) -> "list[tuple[int, Any]]":
         """Models, by their numbers, whose inside is watched."""
         with self._lock:
-            roots = [(root.number, root.module()) for root in self._roots.values()]
+            roots = [(root.number, root.module()) for root in list(self._roots.values())]
         return [each for each in roots if each[1] is not None and type(each[1]).__name__ != "OptimizedModule"]
 
     def capture_ends(self, *_: object) -> None:
@@ -245,6 +255,11 @@ class Numerics:
             self.looks.flush()
         except Exception as error:
             self.fault(error)
+
+    def flush_in_step(self, *_: object) -> None:
+        """Scan what waits of this thread's step."""
+        if self.thread == get_ident():
+            self.flush()
 
     def flush_outside(self) -> None:
         """Scan what waits of no step, or of this thread's."""
@@ -267,7 +282,7 @@ class Numerics:
         """The first bad operator, or why it is not known; None where nothing was bad. Not in a step."""
         with self._lock:
             if self.thread == 0:
-                for root in self._roots.values():
+                for root in list(self._roots.values()):
                     root.switch(False)
                 return self.first_bad.tell()
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import subprocess
 import sys
 import threading
@@ -138,6 +140,7 @@ def test_torch_jit_scripts_a_model_that_is_watched(every: int) -> None:
         model(torch.ones(1, 2))
         hooks = [list(module._forward_hooks) for module in model.modules()]
         scripted = torch.jit.script(model)
+        torch.jit.script(copy.deepcopy(model))
         assert [list(module._forward_hooks) for module in model.modules()] == hooks
         assert torch.equal(scripted(torch.ones(1, 2)), model(torch.ones(1, 2)))
         with spikeprof.watch(scripted) as other:
@@ -274,6 +277,29 @@ def test_a_step_that_was_interrupted_hides_no_other_model_or_thread(every: int) 
     watched.close()
     assert watched._numerics.concurrent == 0
     assert [each for each in seen(watched) if each[1] == "0"] == [(1, "0", 2.0), (3, "0", 4.0)][: 3 - every]
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_models_that_are_made_for_each_request_take_no_more_names(every: int) -> None:
+    lasting = model_of(1.0)
+    watched = spikeprof.watch(lasting, every=every, roles=("output", "input", "weight"))
+    numerics = watched._numerics
+    assert numerics is not None
+    sizes = []
+    for factor in (1.0, 2.0, 3.0, 4.0):
+        model = model_of(factor, factor)
+        numerics.attach(model)
+        model(torch.ones(1))
+        lasting(torch.ones(1))
+        del model
+        gc.collect()
+        direct = numerics.direct
+        sizes.append([len(each) for each in (
+            numerics._roots, numerics._models, numerics.looks.places, direct._alive, direct._joined, direct.roots,
+        )])  # fmt: skip
+    assert sizes[1:] == [sizes[1]] * 3
+    watched.close()
+    assert [amax for _, name, amax in seen(watched) if name == "1"] == [1.0, 4.0, 9.0, 16.0]
 
 
 # -- what nobody saw ------------------------------------------------------------------------------
