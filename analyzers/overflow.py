@@ -107,7 +107,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
@@ -156,6 +156,8 @@ from spikeprof.analyzers.derived.numerics_words import (
     source_action,
 )
 from spikeprof.profiler.trace import Trace
+
+_Found = TypeVar("_Found", Leak, Origin)
 
 
 @dataclass(frozen=True)
@@ -248,10 +250,7 @@ class Overflow:
 
     def _origins(self, scans: Scans, sources: list[Origin], operators: Operators) -> Iterator[Finding]:
         """One for each module that was the first in some process."""
-        alike: dict[str, list[Origin]] = {}
-        for one in sources:
-            alike.setdefault(scans.tensors[scans.tensor[one.scan]].path, []).append(one)
-        for same in list(alike.values())[: self.max_findings_count]:
+        for same in _by_module(scans, sources)[: self.max_findings_count]:
             operator = operators.of(scans, same[0])
             evidence = [*origin_evidence(scans, same[0])]
             evidence += operator_evidence(operator, evidence)
@@ -270,11 +269,9 @@ class Overflow:
 
     def _leaks(self, scans: Scans, found: list[Leak]) -> Iterator[Finding]:
         """One for each module in which rows turned bad by others."""
-        alike: dict[str, list[Leak]] = {}
-        for one in sorted(found, key=lambda one: int(scans.step[one.scan])):
-            alike.setdefault(scans.tensors[scans.tensor[one.scan]].path, []).append(one)
         least = self.min_leak_headroom_bits
-        for same in list(alike.values())[: self.max_findings_count]:
+        by_step = sorted(found, key=lambda one: int(scans.step[one.scan]))
+        for same in _by_module(scans, by_step)[: self.max_findings_count]:
             first = same[0]
             evidence = leak_evidence(scans, same, least)
             told = self._finding(scans, "leak", first.scan, evidence, leak_action(scans, first, least))
@@ -412,3 +409,11 @@ def _why_nothing(trace: Trace) -> str:
     if patterns not in ("", "['*']"):
         why = why or f"modules were picked by {patterns.strip('[]')}"
     return "no watched tensor was scanned while recording" + (f": {why}" if why else "")
+
+
+def _by_module(scans: Scans, found: Iterable[_Found]) -> list[list[_Found]]:
+    """Those of one module together, in the order of the first of each."""
+    alike: dict[str, list[_Found]] = {}
+    for one in found:
+        alike.setdefault(scans.tensors[scans.tensor[one.scan]].path, []).append(one)
+    return list(alike.values())
