@@ -29,3 +29,15 @@ def kernels() -> ModuleType:
 def device() -> Any:
     """Where tensors of these tests are."""
     return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(params=["torch", "triton"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How tensors are scanned: at once by torch, or a little later by Triton."""
+    from spikeprof.profiler.inject.numerics import looks, scanners
+
+    if request.param == "triton":
+        kernels: ModuleType = request.getfixturevalue("kernels")
+        make = lambda device, clock, note: scanners.TritonScanner(torch, device, kernels)  # noqa: E731
+        monkeypatch.setattr(looks, "scanner_for", make)
+    return str(request.param)

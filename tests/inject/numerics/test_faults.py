@@ -7,17 +7,6 @@ import torch
 from fault_matrix import Fault, Gives, Three, check, faults, said
 
 import spikeprof
-from spikeprof.profiler.inject.numerics import looks, scanners
-
-
-@pytest.fixture(params=["torch", "triton"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How tensors are scanned: at once by torch, or a little later by Triton."""
-    if request.param == "triton":
-        kernels = request.getfixturevalue("kernels")
-        make = lambda device, clock, note: scanners.TritonScanner(torch, device, kernels)  # noqa: E731
-        monkeypatch.setattr(looks, "scanner_for", make)
-    return str(request.param)
 
 
 @pytest.mark.parametrize("fault", faults(), ids=str)

@@ -6,7 +6,6 @@ import gc
 import json
 import weakref
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from torch import nn
 import spikeprof
 from spikeprof.analyzers.overflow import Overflow
 from spikeprof.analyzers.runner import run_one
-from spikeprof.profiler.inject.numerics import culprits, eager_inputs, looks, scanners
+from spikeprof.profiler.inject.numerics import culprits, eager_inputs
 
 
 class Gate(nn.Module):
@@ -53,15 +52,6 @@ def steps(model: nn.Module, watched: Any, *sizes: float) -> None:
     for size in sizes:
         model(ones(300.0), torch.tensor(size, dtype=torch.float16))
         watched.collect()
-
-
-@pytest.fixture(params=["torch", "triton"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "triton":
-        kernels: ModuleType = request.getfixturevalue("kernels")
-        make = lambda device, clock, note: scanners.TritonScanner(torch, device, kernels)  # noqa: E731
-        monkeypatch.setattr(looks, "scanner_for", make)
-    return str(request.param)
 
 
 def test_a_fault_that_comes_back_is_kept_with_what_comes_by_keyword(way: str) -> None:

@@ -20,16 +20,6 @@ from spikeprof.profiler.inject.numerics import looks, scanners
 from spikeprof.profiler.watching import Watch
 
 
-@pytest.fixture(params=["torch", "triton"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How tensors are scanned: at once by torch, or a little later by Triton."""
-    if request.param == "triton":
-        kernels: ModuleType = request.getfixturevalue("kernels")
-        make = lambda device, clock, note: scanners.TritonScanner(torch, device, kernels)  # noqa: E731
-        monkeypatch.setattr(looks, "scanner_for", make)
-    return str(request.param)
-
-
 class Scaled(nn.Module):
     def __init__(self, factor: float) -> None:
         super().__init__()
