@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from spikeprof.profiler.errors import UsageError
+
+if TYPE_CHECKING:
+    from spikeprof.analyzers.base import Analyzer
 
 
 def explain(
@@ -28,8 +31,28 @@ def explain(
         raise UsageError(_unknown(rule, list(rules)))
     analyzer, found = rules[rule]
     typer.echo(f"{rule} ({found.severity}, from {analyzer.info.id})\n{found.title}\n")
-    typer.echo(_refilled(rule_doc(analyzer, rule)))
+    text = rule_doc(analyzer, rule)
+    typer.echo(_refilled("\n\n".join(filter(None, (text, _limits(analyzer, text))))))
     return 0
+
+
+def _limits(analyzer: Analyzer, text: str) -> str:
+    """The values of the analyzer's options that a text names, and how others are set; empty where it names none."""
+    import re
+    from dataclasses import fields, is_dataclass
+
+    from spikeprof.reports import format as fmt
+
+    known = [option.name for option in fields(analyzer)] if is_dataclass(analyzer) else []
+    named = [name for name in dict.fromkeys(re.findall(r"`(\w+)`", text)) if name in known]
+    if not named:
+        return ""
+    values = ", ".join(f"`{name}` {fmt.quantity(name, getattr(analyzer, name))}" for name in named)
+    kind = type(analyzer)
+    return (
+        f"Limits: {values}. Others are set in Python: `from {kind.__module__} import {kind.__name__}`, then "
+        f"`{kind.__name__}({named[0]}=…).analyze(spikeprof.open_trace(TRACE))`."
+    )
 
 
 def _refilled(text: str) -> str:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from cli.command import refusal, spikeprof
 
 from spikeprof.analyzers import registry
+from spikeprof.cli.explain import explain
 
 
 def test_without_a_rule_all_are_listed() -> None:
@@ -18,6 +19,18 @@ def test_a_rule_is_explained_from_its_docstring() -> None:
     assert run.stdout.startswith("launch-bound (warning, from launch-gaps)\n")
     for paragraph in ("What it means:", "How it is found:", "What to do:"):
         assert run.stdout.count(paragraph) == 1
+
+
+def test_limits_are_told_with_their_values_and_how_to_set_others() -> None:
+    said = " ".join(spikeprof("explain", "leak").stdout.split())
+    assert "Limits: `min_leak_dimensions_count` 3, `min_leak_headroom_bits` 8.00 bits." in said
+    assert "`from spikeprof.analyzers.overflow import Overflow`" in said
+    assert "Limits" not in spikeprof("explain", "nan-origin").stdout, "it has none"
+
+
+def test_every_rule_can_be_explained() -> None:
+    for name in registry.rules():
+        assert explain(name) == 0
 
 
 def test_a_close_name_is_suggested() -> None:
