@@ -43,7 +43,7 @@ def _limits(analyzer: Analyzer, text: str) -> str:
 
     from spikeprof.reports import format as fmt
 
-    known = [option.name for option in fields(analyzer)] if is_dataclass(analyzer) else []
+    known: list[str] = [option.name for option in fields(analyzer)] if is_dataclass(analyzer) else []
     named = [name for name in dict.fromkeys(re.findall(r"`(\w+)`", text)) if name in known]
     if not named:
         return ""
