@@ -38,7 +38,8 @@ int8-saturation
 ---------------
 What it means: many elements of an INT8, UINT8 or INT4 tensor are at the end codes: larger values were cut off.
 
-How it is found: at least ``max_saturated_share`` of the elements are at the lowest or highest code; of KV pages
+How it is found: at least ``max_saturated_share`` of the elements, and more than two of each row, which a scale of the
+row's own puts there by intention, are at the lowest or highest code; of KV pages
 ``max_kv_saturated_share``, since there the least and the largest element of each head are at the ends by intention; of
 4-bit tensors ``max_int4_saturated_share``.
 
@@ -339,6 +340,7 @@ class Overflow:
     def _saturated(self, scans: Scans, found: Totals) -> Iterator[Finding]:
         limit = [self._end_codes(one) for one in scans.tensors]
         over = scans.saturated_share >= np.array([share for share, _ in limit])[scans.tensor]
+        over &= scans.saturated_share > scans.two_of_a_row_share
         first, steps = first_by_tensor(scans, over), steps_by_tensor(scans, over)
         codes = scans.which(lambda one: one.format is not None and one.format.is_integer)
         for rule, which in (("int8-saturation", codes), ("near-overflow", ~codes)):

@@ -96,6 +96,11 @@ class Scans:
         """Zeros of all elements, of each scan."""
         return _shares(self.zero, self.elements)
 
+    @property
+    def two_of_a_row_share(self) -> Floats:
+        """What two elements of each row are of all, in each scan; 0 where rows are not told apart."""
+        return _shares(np.minimum(2 * self.rows, self.elements), self.elements)
+
     @cached_property
     def saturated_share(self) -> Floats:
         """Elements at the largest number or the end codes, of each scan."""

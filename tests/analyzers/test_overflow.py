@@ -293,6 +293,15 @@ def test_end_codes_count_where_the_format_is_scaled(dtype: str, role: str, satur
         assert evidence(result.findings[0])["saturated_share"] == saturated / 1000
 
 
+@pytest.mark.parametrize(("saturated", "told"), [(16, False), (32, False), (33, True)])
+def test_a_scale_for_each_row_puts_two_of_it_at_the_ends(saturated: int, told: bool) -> None:
+    """16 rows of 64 elements: the least and the largest of each are 3.1 % of all, beyond the limit of 1 %."""
+    row = scan(
+        0, 0, "a", dtype="int8", elements_count=1024, rows_count=16, dimensions_count=2, saturated_count=saturated
+    )
+    assert [finding.rule for finding in asked(row).findings] == ["int8-saturation"] * told
+
+
 def test_codes_have_no_headroom_finding() -> None:
     assert asked(scan(0, 0, "a", 127.0, dtype="int8"), scan(0, 1, "b", 448.0, dtype="float8_e4m3fn")).status == "ok"
 
