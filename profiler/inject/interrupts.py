@@ -9,8 +9,10 @@ do: threads change over where C code calls back, so it would hit the next callba
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import gc
 import sys
+from functools import partial
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -76,6 +78,28 @@ def is_ours(error: BaseException, *called: str) -> bool:
         trace = trace.tb_next
     name = trace.tb_frame.f_globals.get("__name__") if trace is not None else None
     return _is_our_module(name) or (isinstance(name, str) and name.partition(".")[0] in called)
+
+
+def is_from_handler(error: BaseException) -> bool:
+    """Whether it came through a signal handler of the program's, whatever code that hit."""
+    codes = {id(_code_of(_signal.getsignal(number))) for number in range(1, _signal.NSIG)}
+    trace = error.__traceback__
+    while trace is not None:
+        if id(trace.tb_frame.f_code) in codes:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _code_of(handler: Any) -> object:
+    """The code of a function, a method, what ``partial`` made of one, or an object that can be called; else None."""
+    if isinstance(handler, partial):
+        handler = handler.func
+    for each in (handler, getattr(type(handler), "__call__", None)):  # noqa: B004 (its code is asked for)
+        code = getattr(getattr(each, "__func__", each), "__code__", None)
+        if code is not None:
+            return code
+    return None
 
 
 def _is_our_module(name: object) -> bool:

@@ -148,7 +148,8 @@ class EagerInputs:
         if self._numerics.thread != get_ident() or not target.open:
             return
         try:
-            self._await(target, target.open.pop(), tensors_in(self._torch.Tensor, output))
+            kind = self._torch.Tensor  # code of other classes may be the program's
+            self._await(target, target.open.pop(), [each for each in tensors_in(kind, output) if type(each) is kind])
         except Exception as error:
             if not is_ours(error, *CALLED):
                 raise
@@ -166,7 +167,7 @@ class EagerInputs:
             tensors.append(tensor.detach().clone())
             return tensors[-1]
 
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False):
             mirror = Mirror(leaf)
             args, kwargs = mirror.of(tuple(args)), mirror.of(dict(kwargs))
         device = next((each.device.type for each in tensors), "cpu")
@@ -183,7 +184,7 @@ class EagerInputs:
         """Ask, on the device, whether the inputs were fine and an output bad."""
         torch = self._torch
         outputs = list(outputs)
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False):
             device = next((each.device for each in outputs), None)
             verdict = []
             for tensors, inputs in ((kept.tensors, True), (outputs, False)):

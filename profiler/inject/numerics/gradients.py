@@ -35,6 +35,8 @@ class Gradients:
             return
         try:
             for index, tensor in enumerate(tensors_in(numerics.looks.tensor, output)):
+                if not numerics.looks.is_plain(tensor):  # whose code may be the program's
+                    continue
                 known = self._awaited.get(id(tensor))
                 if tensor.requires_grad and (known is None or known() is not tensor):  # parents hand on the same
                     self._awaited[id(tensor)] = weakref.ref(tensor)

@@ -119,7 +119,7 @@ class GraphInputs:
             call.stands.append(torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"))
             return call.stands[-1]
 
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False):
             mirror = Mirror(leaf)
             call.args, call.kwargs = mirror.of(tuple(args)), mirror.of(dict(kwargs))
         if len(call.tensors) > TENSORS_MAX:

@@ -85,12 +85,11 @@ class Looks:
 
     def see(self, place: "Place", index: int, tensor: "Any") -> None:
         """Scan a tensor now, or let it wait."""
-        if self._is_lazy(tensor):
-            self.unchecked(place.path, "a parameter that had no size yet")
+        form = self.form(place, tensor)
+        if not self.is_plain(tensor):  # whose code may be the program's
             return
         version, waiting = self._version(tensor), self.waiting
         spot = self._spot(place, index)
-        form = self.form(place, tensor)
         scanner: Any = self._scanner(place, tensor.device) if form is not None else None
         if form is None or scanner is None:
             return
@@ -152,18 +151,16 @@ class Looks:
             if sys.getrefcount(tensor) > _OWN_REFERENCES and self.sent(tensor, version) is None:
                 self._sent[id(tensor)] = (weakref.ref(tensor), version, spot)
 
-    def _is_lazy(self, tensor: "Any") -> bool:
-        return type(tensor) not in self._plain and type(tensor).__name__.startswith("Uninitialized")
-
     def _version(self, tensor: "Any") -> "Optional[int]":
         return None if tensor.is_inference() else tensor._version
 
     def form(self, place: "Place", tensor: "Any") -> "Optional[Format]":
         """Its format; None, and the reason noted, where it cannot be scanned."""
-        form = FORMATS.get(place.dtype) if place.dtype else self._forms.get(tensor.dtype)
-        if type(tensor) not in self._plain:
+        if not self.is_plain(tensor):
             self.unchecked(place.path, "a tensor of class %s" % type(tensor).__name__)
-        elif tensor.is_nested:
+            return None
+        form = FORMATS.get(place.dtype) if place.dtype else self._forms.get(tensor.dtype)
+        if tensor.is_nested:
             self.unchecked(place.path, "a nested tensor")
         elif form is None or form.item_bytes != tensor.element_size():
             self.unchecked(place.path, "dtype %s" % (place.dtype or str(tensor.dtype).rpartition(".")[2]))
@@ -172,6 +169,10 @@ class Looks:
         else:
             return form
         return None
+
+    def is_plain(self, tensor: "Any") -> bool:
+        """Whether it is of torch's own class."""
+        return type(tensor) in self._plain
 
     def format_of(self, tensor: "Any") -> "Optional[Format]":
         """That of a dtype, where it is known."""

@@ -9,6 +9,7 @@ import sys
 from .. import ENV_CONTROL
 from ..captures import Captures
 from ..events import Clock, RLock, SignalsHeld, above_standard
+from ..interrupts import is_from_handler
 from . import records
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -111,7 +112,9 @@ class NumericsPart:
                 self._looked = now
                 with SignalsHeld():
                     self._look(now)
-        except Exception as error:  # of ours
+        except Exception as error:
+            if is_from_handler(error):
+                raise
             self._over = True
             self._say(ev="note", text="numerics are not checked any more: %s: %s" % (type(error).__name__, error))
             self._take_out()

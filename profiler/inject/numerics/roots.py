@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from fnmatch import fnmatchcase
 
 from ..events import get_ident
+from ..interrupts import is_from_handler
 from .given import gives
 from .places import Place
 from .unseen import alone, is_compiling
@@ -99,6 +100,8 @@ class Root:
             self.handles.append(module.register_forward_pre_hook(begins))
             self.handles.append(_always(module, Hook(lambda *_: numerics.ends(self))))
         except Exception as error:
+            if is_from_handler(error):
+                raise
             self.remove()
             self.refused = True
             numerics.looks.unchecked("", "a %s takes no hooks: %s" % (type(module).__name__, type(error).__name__))
@@ -134,6 +137,8 @@ class Root:
                 after = Hook(lambda _, args, output: numerics.gradients.wait(got, output))
                 self.hooks.append(_entry(module, after, after=True))
         except Exception as error:  # a class that takes no hooks, as of torch.jit
+            if is_from_handler(error):
+                raise
             numerics.looks.unchecked(path, "it takes no hooks: %s" % type(error).__name__)
 
     def flush_before(self, numerics: "Numerics", module: "Any") -> None:

@@ -72,11 +72,10 @@ def _on_device(tensor: "Any", number: "Any") -> "Any":
 
 def _reach(form: "Format", tensor: "Any", scale: "Any", zero: "Any") -> "Any":
     torch = sys.modules["torch"]
-    with torch.no_grad():
-        zero = _on_device(tensor, zero).to(torch.float32)
-        least = {FLOAT: -form.limit, SIGNED: -form.limit - 1}.get(form.kind, 0)
-        reach = torch.maximum((form.limit - zero).abs(), (least - zero).abs())
-        return reach * _on_device(tensor, scale).to(torch.float32).abs()
+    zero = _on_device(tensor, zero).detach().to(torch.float32)
+    least = {FLOAT: -form.limit, SIGNED: -form.limit - 1}.get(form.kind, 0)
+    reach = torch.maximum((form.limit - zero).abs(), (least - zero).abs())
+    return reach * _on_device(tensor, scale).detach().to(torch.float32).abs()
 
 
 def is_quantised(form: "Optional[Format]") -> bool:

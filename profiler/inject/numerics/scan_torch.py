@@ -32,6 +32,7 @@ def scan_on_device(tensor: "Any", form: "Format") -> "Any":
     count = tensor.numel()
     row = form_of(tensor, count) >> ROW_SHIFT
     totals = None
+    # Detached, and not under no_grad, which would stay on where a signal handler raises at its end.
     # Slices of the first dimension that is long enough: a view of any strides is never copied as a whole.
     for begin, piece in _pieces(tensor.detach()):
         part = _part(torch, piece, form, begin * (2 if form.kind == NIBBLES else 1), row, count)

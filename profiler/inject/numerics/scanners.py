@@ -56,23 +56,22 @@ class TorchScanner:
             raise Unchecked("in a CUDA graph, and Triton is missing")
         elements = tensor.numel() * (2 if form.kind == NIBBLES else 1)
         laid_out = records.form_of(tensor, tensor.numel()) | records.AT_ONCE
-        with self._torch.no_grad():
-            if not self._on_gpu:
-                try:
-                    found = scan_torch.scan(tensor, form)
-                except (RuntimeError, ValueError) as error:
-                    if not is_ours(error, *CALLED):  # of a signal handler of the program's
-                        raise
-                    raise Unchecked("torch cannot scan it: %s" % str(error).partition("\n")[0][:100]) from None
-                self._write(self._step, tag, self._clock.unix_ns(), elements, found, laid_out)
-            elif len(self._pending) >= PENDING_MAX:
-                self.lost += 1
-            else:
-                values = self._torch.empty(scan_torch.COUNT, dtype=self._torch.int64, device="cpu", pin_memory=True)
-                values.copy_(scan_torch.scan_on_device(tensor, form), non_blocking=True)
-                done = self._torch.cuda.Event()
-                done.record()
-                self._pending.append((done, values, self._step, tag, self._clock.unix_ns(), elements, laid_out))
+        if not self._on_gpu:
+            try:
+                found = scan_torch.scan(tensor, form)
+            except (RuntimeError, ValueError) as error:
+                if not is_ours(error, *CALLED):  # of a signal handler of the program's
+                    raise
+                raise Unchecked("torch cannot scan it: %s" % str(error).partition("\n")[0][:100]) from None
+            self._write(self._step, tag, self._clock.unix_ns(), elements, found, laid_out)
+        elif len(self._pending) >= PENDING_MAX:
+            self.lost += 1
+        else:
+            values = self._torch.empty(scan_torch.COUNT, dtype=self._torch.int64, device="cpu", pin_memory=True)
+            values.copy_(scan_torch.scan_on_device(tensor, form), non_blocking=True)
+            done = self._torch.cuda.Event()
+            done.record()
+            self._pending.append((done, values, self._step, tag, self._clock.unix_ns(), elements, laid_out))
         self._settle(wait=False)
 
     def take(self, all_of_it: bool) -> bytes:

@@ -9,7 +9,7 @@ scanned before it.
 from functools import partial
 
 from ..events import RLock, get_ident
-from ..interrupts import is_ours
+from ..interrupts import is_from_handler, is_ours
 from . import passed_by, scripts
 from .alike import Alike
 from .direct import Direct
@@ -152,7 +152,9 @@ class Numerics:
             self.first_bad.take_out()
 
     def fault(self, error: "Exception") -> None:
-        """A fault of ours: the watch is over, the program goes on."""
+        """A fault of ours: the watch is over, the program goes on. Raised again where it is none of ours."""
+        if is_from_handler(error):
+            raise error
         self._say(ev="note", text="numerics are not checked any more: %s: %s" % (type(error).__name__, error))
         try:
             self.looks.drop()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import gc
+import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -222,8 +224,67 @@ def test_parameters_without_a_size_yet_are_told() -> None:
     with spikeprof.watch(model, roles=("output", "weight")) as watched:
         model(torch.ones(2, 2))
     assert not watched.remarks
-    assert reasons(watched)["0.weight"] == "a parameter that had no size yet"
+    assert reasons(watched)["0.weight"] == "a tensor of class UninitializedParameter"
     assert len(seen(watched)) == 1
+
+
+def test_nothing_is_asked_of_tensors_of_the_programs_own_classes() -> None:
+    asked = []
+
+    class Own(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            asked.append(func)
+            raise NotImplementedError
+
+    class Gives(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x.as_subclass(Own)
+
+    model = Gives()
+    for roles in (("output",), ("output", "input", "gradient")):
+        with spikeprof.watch(model, roles=roles) as watched:
+            model(torch.ones(2))
+        assert not watched.remarks
+        assert reasons(watched) == {"": "a tensor of class Own"}
+    assert asked == []
+
+
+class Handler:
+    """Of a signal; raises what the program uses to get out of a step that takes too long."""
+
+    def __init__(self, kind: type[Exception]) -> None:
+        self.kind, self.raised = kind, 0
+
+    def __call__(self, *_: Any) -> None:
+        self.raised += 1
+        raise self.kind("too late")
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("kind", [TimeoutError, RuntimeError])
+def test_no_exception_of_a_signal_handler_is_lost(kind: type[Exception], every: int) -> None:
+    model = model_of(*[1.0] * 20)
+    handler, caught = Handler(kind), 0
+    before = signal.signal(signal.SIGALRM, handler)
+    watched = spikeprof.watch(model, every=every, roles=("output", "input"))
+    try:
+        for number in range(40):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.003 + number * 1e-4)
+                until = time.monotonic() + 2
+                while time.monotonic() < until:
+                    model(torch.ones(1))
+            except kind:
+                caught += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        watched.close()
+    assert caught == handler.raised == 40
+    assert torch.is_grad_enabled()
+    assert not watched.remarks
+    assert watched._numerics is not None
 
 
 # -- steps ----------------------------------------------------------------------------------------
