@@ -147,7 +147,7 @@ def run(
         graph=graph,
     )
     with _progress() as progress:
-        outcome = session.record(command or [], output, options, progress, _Alerts() if numerics else None)
+        outcome = session.record(command or [], output, options, progress, _Alerts())
     # Nobody may be listening; that is no reason to hide how the program ended.
     with suppress(OSError, SystemExit):  # the latter is rich's answer to a broken pipe
         _tell(outcome, summary=summary)

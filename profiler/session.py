@@ -205,7 +205,8 @@ def _record_into(
     _write_session(folder, session)
     control = ControlServer(spool)
     collectors = collecting.collectors_for(options, spool)
-    alerting = Alerting(spool, folder / ALERTS_FILE, alerted) if alerted and options.numerics_every else None
+    # Always: a program may watch a model of its own accord.
+    alerting = Alerting(spool, folder / ALERTS_FILE, alerted) if alerted else None
     control.start()
     try:
         if alerting:  # before the collectors: the last of them counts what later threads do

@@ -96,6 +96,21 @@ def test_recorded_without_a_gpu_the_report_names_the_layer(tmp_path: Path) -> No
     assert "no GPU work (no process used CUDA)" in said
 
 
+def test_alerts_come_for_a_model_that_the_program_watches_of_its_own_accord(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import spikeprof, torch\n"
+        "model = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Softplus())\n"
+        "spikeprof.watch(model)\n"
+        "with torch.no_grad(): print(model(torch.tensor([float('inf')])))\n"
+    )
+    words = ["run", "--no-summary", "-o", tmp_path / "trace", "--", sys.executable, program]
+    run = subprocess.run([sys.executable, "-m", "spikeprof", *words], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout) == (0, "tensor([inf])\n")
+    assert "alert: overflow in 1 (float32, step 0): 1 of 1 element Inf or NaN" in run.stderr
+    assert (tmp_path / "trace" / "alerts.jsonl").exists()
+
+
 def test_wrong_values_are_refused(demo: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         demo.main(["--layer", "8"])
