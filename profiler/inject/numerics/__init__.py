@@ -33,6 +33,7 @@ From the first bad value to the operator that gave it::
         graph_store.py          by a table and a buffer, with keep_triton.py
       inputs.py, mirror.py    what is kept; copies of arguments and modules
       bisect.py               at the end: which operator it was
+        outside.py              no file is changed for it, no process reached
         tape.py, quiet.py       its operators, recorded on tensors without memory, without a trace in the program
         rerun.py, contents.py   the same, run on what was kept; what is in the tensors on the way
 

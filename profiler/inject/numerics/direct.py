@@ -156,17 +156,19 @@ class _Loading:
     """
 
     def __init__(self) -> None:
-        self._listeners: Any = weakref.WeakSet()
+        self._listeners: list[Any] = []  # weak references; no WeakSet, whose code would run when a watch goes
 
     def tell(self, numerics: "Numerics") -> None:
-        self._listeners.add(numerics)
+        self._listeners = [each for each in self._listeners if each() is not None] + [weakref.ref(numerics)]
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
         if name == _LOADED_FIRST:
-            for numerics in list(self._listeners):
-                numerics.compiler_loads()
+            for each in self._listeners:
+                numerics = each()
+                if numerics is not None:
+                    numerics.compiler_loads()
 
 
 _loading = _Loading()

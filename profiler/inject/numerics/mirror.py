@@ -6,11 +6,12 @@ far as Python sees into them, with ``modules`` also what functions remember from
 """
 
 import sys
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from functools import partial
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 
 from ..modules import held_by
+from .outside import Refusing
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -83,6 +84,10 @@ class Mirror:
         elif kind is partial:
             keywords = {name: self.of(each) for name, each in value.keywords.items()}
             copy = self._know(value, partial(self.of(value.func), *map(self.of, value.args), **keywords))
+        elif self._modules and (hasattr(kind, "__next__") or hasattr(kind, "fileno")):
+            copy = self._know(value, Refusing("a file" if hasattr(kind, "fileno") else "an iterator"))
+        elif self._modules and (built_in := _copied(value, kind)) is not None:
+            copy = self._know(value, built_in)
         elif _is_plain(kind):
             copy = self._know(value, object.__new__(kind))
             self._attributes(value, copy)
@@ -134,6 +139,15 @@ class Mirror:
             else:
                 object.__setattr__(copy, name, self.of(each))
         return copy
+
+
+def _copied(value: "Any", kind: type) -> "Any":
+    """A copy of what Python and numpy have built in and programs write to; None of all else."""
+    if kind in (set, bytearray, deque) or kind.__name__ in ("Counter", "ndarray"):
+        return value.copy()
+    if kind.__name__ == "Generator" and hasattr(value, "clone_state"):  # of random numbers, of torch's
+        return value.clone_state()
+    return None
 
 
 def _is_plain(kind: type) -> bool:

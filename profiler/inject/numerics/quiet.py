@@ -23,7 +23,7 @@ class Quiet:
 
     def __enter__(self) -> None:
         """Put it in."""
-        for name in ("stdout", "stderr"):
+        for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
             stream = getattr(sys, name, None)
             if stream is not None:
                 self._put(sys, name, _Muffled(stream, self._thread))
@@ -74,12 +74,16 @@ class _Muffled:
     def __init__(self, stream: "Any", thread: int) -> None:
         self._stream, self._thread = stream, thread
 
-    def write(self, text: str) -> "Optional[int]":
+    def write(self, text: "Any") -> "Optional[int]":
         return len(text) if get_ident() == self._thread else self._stream.write(text)
 
     def writelines(self, lines: "Any") -> None:
         if get_ident() != self._thread:
             self._stream.writelines(lines)
+
+    @property
+    def buffer(self) -> "Any":
+        return _Muffled(self._stream.buffer, self._thread)
 
     def __getattr__(self, name: str) -> "Any":
         return getattr(self._stream, name)

@@ -11,6 +11,7 @@ import sys
 
 from ..events import Clock
 from .mirror import Mirror, Refused
+from .outside import Outside
 from .places import tensors_in
 from .quiet import Quiet, Stopped
 
@@ -94,14 +95,14 @@ def record(module: "Any", args: "Any", kwargs: "Any", around: "Callable[[], Any]
         copy = mirror.of(module)
         args, kwargs = mirror.of(args), mirror.of(kwargs)
         try:
-            with around(), mode, recorder.functions, recorder.operators:
+            with Outside(seconds), around(), mode, recorder.functions, recorder.operators:
                 given = copy(*args, **kwargs)
             tape.outputs = [
                 recorder.slots[id(each)] for each in tensors_in(torch.Tensor, given) if id(each) in recorder.slots
             ]
         except Stopped as why:
             tape.stopped = str(why)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             tape.stopped = recorder.reason(error)
     tape.written = recorder.written()
     return tape
@@ -238,7 +239,7 @@ class _Recorder:
         file, line, _ = self._place()
         return " at %s:%d" % (file, line) if line else ""
 
-    def reason(self, error: "Exception") -> str:
+    def reason(self, error: "BaseException") -> str:
         """Why the forward could not go on."""
         name = type(error).__name__
         place = " at %s:%d" % self._line[:2] if self._line[1] else ""

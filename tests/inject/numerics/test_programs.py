@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ import torch
 from torch import nn
 
 import spikeprof
-from spikeprof.profiler.inject.numerics import direct
+from spikeprof.profiler.inject.numerics import bisect, direct
 from spikeprof.profiler.watching import Watch
 
 SOURCE = Path(__file__).resolve().parents[3] / "src"
@@ -266,7 +268,7 @@ class Handler:
 def test_no_exception_of_a_signal_handler_is_lost(kind: type[Exception], every: int) -> None:
     model = model_of(*[1.0] * 20)
     handler, caught = Handler(kind), 0
-    before = signal.signal(signal.SIGALRM, handler)
+    before, timer = signal.signal(signal.SIGALRM, handler), signal.setitimer(signal.ITIMER_REAL, 0)
     watched = spikeprof.watch(model, every=every, roles=("output", "input"))
     try:
         for number in range(40):
@@ -280,11 +282,118 @@ def test_no_exception_of_a_signal_handler_is_lost(kind: type[Exception], every: 
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
         watched.close()
     assert caught == handler.raised == 40
     assert torch.is_grad_enabled()
     assert not watched.remarks
     assert watched._numerics is not None
+
+
+# -- what is run again -----------------------------------------------------------------------------
+
+
+class Effects(nn.Module):
+    """Gives Inf, after something that is to happen once for each call of the program's."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.file = (folder / "open").open("a")
+        self.numbers = iter(range(100))
+        self.set, self.deque, self.array = set[int](), deque[int](), torch.zeros(3).numpy()
+        self.generator = torch.Generator()
+
+    def forward(self, x: Any) -> Any:
+        return torch.exp(self.effect(x) * 1000)
+
+    effect: Callable[[Any, Any], Any] = lambda self, x: x
+
+
+def prints(self: Any, x: Any) -> Any:
+    print("text")
+    sys.stdout.buffer.write(b"bytes")
+    os.write(1, b"file")
+    assert sys.__stdout__ is not None
+    sys.__stdout__.write("its own")
+    return x
+
+
+def collects(self: Any, x: Any) -> Any:
+    self.set.add(len(self.set))
+    self.deque.append(1)
+    self.array += 1
+    return x + torch.rand(1, generator=self.generator)
+
+
+def writes(self: Any, x: Any) -> Any:
+    (self.folder / "new").open("a").write("x")
+    return x
+
+
+def writes_on(self: Any, x: Any) -> Any:
+    self.file.write("x")
+    self.file.flush()
+    return x
+
+
+def counts(self: Any, x: Any) -> Any:
+    return x + next(self.numbers)
+
+
+def starts(self: Any, x: Any) -> Any:
+    thread = threading.Thread(target=(self.folder / "thread").touch)
+    thread.start()
+    thread.join()
+    return x
+
+
+def leaves(self: Any, x: Any) -> Any:
+    return x if type(x) is torch.Tensor else sys.exit(3)
+
+
+def waits(self: Any, x: Any) -> Any:
+    while type(x) is not torch.Tensor:
+        time.sleep(0.01)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("effect", "why_not"),
+    [
+        (prints, ""), (collects, ""), (writes, "a file that it writes"), (writes_on, "a file that it uses"),
+        (counts, "an iterator that it uses"), (starts, "a thread that it starts"), (leaves, "SystemExit: 3"),
+        (waits, "the end of its time"),
+    ],
+)  # fmt: skip
+def test_what_is_run_again_does_nothing_outside_of_it(
+    effect: Any, why_not: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bisect, "SECONDS_MAX", 0.3 if effect is waits else 5.0)
+    monkeypatch.setattr(Effects, "effect", effect)
+    model = Effects(tmp_path)
+    hook = sys.stdout, os.write, signal.getsignal(signal.SIGALRM), threading.Thread.start
+    left, _ = signal.getitimer(signal.ITIMER_REAL)
+
+    def state() -> object:
+        generator = model.generator.get_state().tolist()
+        files = {each.name: each.stat().st_size for each in tmp_path.iterdir() if each.name != "thread"}
+        return [model.set, model.deque, model.array.tolist(), str(model.numbers.__reduce__()), generator, files]
+
+    with spikeprof.watch(model) as watched, torch.no_grad():
+        model(torch.ones(2))
+        before, _ = str(state()), capfd.readouterr()
+        (tmp_path / "thread").unlink(missing_ok=True)
+        told = watched.bisect()
+    assert told is not None
+    assert why_not in told["why_not"]
+    assert (told.get("operator") == "aten::exp") == (why_not == "")
+    assert str(state()) == before
+    assert not (tmp_path / "thread").exists()
+    assert capfd.readouterr() == ("", "")
+    assert (sys.stdout, os.write, signal.getsignal(signal.SIGALRM), threading.Thread.start) == hook
+    assert left - 20 <= signal.getitimer(signal.ITIMER_REAL)[0] <= left
+    model.file.close()
 
 
 # -- steps ----------------------------------------------------------------------------------------
