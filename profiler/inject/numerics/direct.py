@@ -8,6 +8,7 @@ It stands there as long as a watch of every step goes on; a watch of some steps 
 never there when torch's compiler is at work, which would trace it, nor on top of a function that is not torch's own.
 """
 
+import os
 import sys
 import weakref
 
@@ -162,6 +163,13 @@ class _Loading:
         self._listeners = [each for each in self._listeners if each() is not None] + [weakref.ref(numerics)]
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
+            os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        for each in self._listeners:
+            numerics = each()
+            if numerics is not None:
+                numerics.forked()
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
         if name == _LOADED_FIRST:

@@ -206,6 +206,7 @@ class NumericsPart:
     def forget(self) -> None:
         """In a forked child: nothing of the parent's is watched, and its GPU memory is not ours."""
         if self._numerics is not None:
+            self._numerics.forked()
             self._take_out()
         self._numerics = None
 

@@ -144,8 +144,10 @@ class Root:
     def flush_before(self, numerics: "Numerics", module: "Any") -> None:
         """Scan what waits before a module runs, from now on."""
         entry = _entry(module, Hook(numerics.flush_in_step), after=False)
-        self.hooks.append(entry)
-        _switch([entry], True)
+        with numerics.lock:
+            if not self._over:
+                self.hooks.append(entry)
+                _switch([entry], True)
 
     def switch(self, on: bool, direct: bool = False) -> None:
         """Put the hooks in or take them out; ``direct``: all but those of modules that direct.py sees."""

@@ -53,7 +53,7 @@ class Numerics:
         self.gave = giver(self)
         self.direct = Direct(self, told_of_compiler)
         self.gradients, self._named = Gradients(self), Named(self, say)
-        self._lock = RLock()
+        self.lock = RLock()
         self._roots: dict[int, Root] = {}
         self._hides = False  # whether torch.jit does not see our hooks
         self._models: dict[int, Any] = {}  # weak references, also of those that are not watched any more
@@ -75,7 +75,7 @@ class Numerics:
     def attach(self, module: "Any") -> None:
         """Watch a model and its submodules, from its next step on."""
         try:
-            with self._lock:
+            with self.lock:
                 self._attach(module)
         except Exception as error:
             self.fault(error)
@@ -123,6 +123,10 @@ class Numerics:
                     raise
         self.let_go()
 
+    def forked(self) -> None:
+        """In a child: a thread that is not in it may hold the lock."""
+        self.lock = RLock()
+
     def compiler_came(self) -> None:
         """Something is about to be compiled: take all hooks out."""
         self.direct.told_of_compiler = False  # from now on its being loaded counts
@@ -141,7 +145,7 @@ class Numerics:
 
     def let_go(self) -> None:
         """Take all hooks out."""
-        with self._lock:
+        with self.lock:
             roots, self._roots = list(self._roots.values()), {}
             for root in roots:
                 root.remove()
@@ -171,7 +175,7 @@ class Numerics:
             self._again += self._root is root
             return
         try:
-            with self._lock:
+            with self.lock:
                 if self.closed or is_compiling():
                     return
                 if is_traced():
@@ -187,9 +191,12 @@ class Numerics:
             direct = self.direct.ready()
             if direct:
                 self.direct.begins(root, self._roots.values())
-            root.switch(looked_at, direct)
-            if self.first_bad.busy:
-                self.first_bad.begins(root)
+            with self.lock:
+                if self.closed:  # by another thread, meanwhile
+                    return
+                root.switch(looked_at, direct)
+                if self.first_bad.busy:
+                    self.first_bad.begins(root)
             root.steps += 1
             if root.steps == 1:
                 self._weigh(root)
@@ -242,7 +249,7 @@ class Numerics:
 
     def _inner(self) -> "list[tuple[int, Any]]":
         """Models, by their numbers, whose inside is watched."""
-        with self._lock:
+        with self.lock:
             roots = [(root.number, root.module()) for root in list(self._roots.values())]
         return [each for each in roots if each[1] is not None and type(each[1]).__name__ != "OptimizedModule"]
 
@@ -265,7 +272,7 @@ class Numerics:
 
     def flush_outside(self) -> None:
         """Scan what waits of no step, or of this thread's."""
-        with self._lock:
+        with self.lock:
             if self.thread in (0, get_ident()):
                 self.flush()
 
@@ -282,7 +289,7 @@ class Numerics:
 
     def bisect(self) -> "Optional[dict[str, Any]]":
         """The first bad operator, or why it is not known; None where nothing was bad. Not in a step."""
-        with self._lock:
+        with self.lock:
             if self.thread == 0:
                 for root in list(self._roots.values()):
                     root.switch(False)
@@ -301,7 +308,7 @@ class Numerics:
 
     def look(self, place: "Place", index: int, tensor: "Any", ends: bool = True) -> bool:
         """Scan a tensor outside of the modules' hooks; False where another thread is in a step."""
-        with self._lock:
+        with self.lock:
             if self.closed:
                 return False
             if self.thread not in (0, get_ident()):
@@ -322,7 +329,7 @@ class Numerics:
         ``scale`` and ``zero_point``: numbers or tensors, see scales.py.
         """
         try:
-            with self._lock:
+            with self.lock:
                 self._named.look(name, tensor, role, dtype, scale, zero_point)
         except Exception as error:
             self.fault(error)

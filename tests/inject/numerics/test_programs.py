@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import spikeprof
-from spikeprof.profiler.inject.numerics import bisect, direct
+from spikeprof.profiler.inject.numerics import bisect, direct, roots
 from spikeprof.profiler.watching import Watch
 
 SOURCE = Path(__file__).resolve().parents[3] / "src"
@@ -470,6 +470,50 @@ def test_models_that_are_made_for_each_request_take_no_more_names(every: int) ->
     assert sizes[1:] == [sizes[1]] * 3
     watched.close()
     assert [amax for _, name, amax in seen(watched) if name == "1"] == [1.0, 4.0, 9.0, 16.0]
+
+
+def test_a_child_is_not_kept_waiting_by_a_thread_that_it_has_not() -> None:
+    model = model_of(2.0)
+    with spikeprof.watch(model) as watched, torch.no_grad():
+        numerics = watched._numerics
+        assert numerics is not None
+        held, go_on = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with numerics.lock:
+                held.set()
+                go_on.wait(10)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        assert held.wait(10)
+        child = os.fork()
+        if not child:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(5)
+            os._exit(0 if model(torch.ones(1)).item() == 2.0 else 1)
+        _, status = os.waitpid(child, 0)
+        go_on.set()
+        thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_watch_that_another_thread_closes_leaves_no_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(1.0, 2.0)
+    watched = spikeprof.watch(model, every=2, roles=("output", "input"))
+    closes, switch = threading.Thread(target=watched.close), roots._switch
+
+    def switched(hooks: Any, on: bool) -> None:
+        hooks = list(hooks)
+        if on and not closes.ident:  # it has some of them in, and is to put in the others
+            closes.start()
+            closes.join(0.1)
+        switch(hooks, on)
+
+    monkeypatch.setattr(roots, "_switch", switched)
+    model(torch.ones(1))
+    closes.join()
+    assert not [each for each in model.modules() if each._forward_hooks or each._forward_pre_hooks]
 
 
 # -- what nobody saw ------------------------------------------------------------------------------
