@@ -268,6 +268,8 @@ class Handler:
 def test_no_exception_of_a_signal_handler_is_lost(kind: type[Exception], every: int) -> None:
     model = model_of(*[1.0] * 20)
     handler, caught = Handler(kind), 0
+    gc.collect()
+    gc.disable()  # in what Python calls when objects go, of other tests, it would be lost, as anywhere
     before, timer = signal.signal(signal.SIGALRM, handler), signal.setitimer(signal.ITIMER_REAL, 0)
     watched = spikeprof.watch(model, every=every, roles=("output", "input"))
     try:
@@ -284,6 +286,7 @@ def test_no_exception_of_a_signal_handler_is_lost(kind: type[Exception], every: 
         signal.signal(signal.SIGALRM, before)
         signal.setitimer(signal.ITIMER_REAL, *timer)
         watched.close()
+        gc.enable()
     assert caught == handler.raised == 40
     assert torch.is_grad_enabled()
     assert not watched.remarks
