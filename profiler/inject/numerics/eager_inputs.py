@@ -38,7 +38,7 @@ class _Target:
         self.path, self.module = path, module
         self.over = False
         self.open: list[Input] = []  # copies of calls under way
-        self.tries = 0
+        self.tries = self.tries_of_bad = 0  # all, and those whose inputs were bad already
 
 
 class _Waiting:
@@ -223,6 +223,7 @@ class EagerInputs:
             self._judge(first.target, first.kept, *first.flags.tolist())
 
     def _judge(self, target: _Target, kept: Input, inputs_bad: bool, output_bad: bool) -> None:
+        target.tries_of_bad += inputs_bad
         if output_bad and not inputs_bad and not target.over:
             self.candidates.append(Candidate(target.path, target.module, kept))
             for each in self._targets:
@@ -235,4 +236,6 @@ class EagerInputs:
         tries = max((each.tries for each in self._targets), default=0)
         if not tries:
             return "no step that runs in Python came after it was noticed"
+        if all(each.tries_of_bad >= each.tries for each in self._targets):
+            return "in all %d steps after it was noticed, what it took was bad already" % tries
         return "in %d steps after it was noticed it gave no bad value from inputs that were fine" % tries

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import weakref
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,18 @@ def test_a_fault_that_does_not_come_back_is_said_to(way: str) -> None:
     assert told is not None
     assert "operator" not in told
     assert "after it was noticed it gave no bad value from inputs that were fine" in told["why_not"]
+
+
+def test_a_module_that_goes_on_taking_what_is_bad_is_said_to(way: str) -> None:
+    """As where bad values stay in a cache: from the second time on it is their victim."""
+    model = nn.Sequential(nn.Softplus())
+    with torch.no_grad(), spikeprof.watch(model) as watched:
+        for _ in range(4):
+            model(ones(math.inf))
+            watched.collect()
+        told = watched.bisect()
+    assert told is not None
+    assert told["why_not"].endswith("steps after it was noticed, what it took was bad already"), told
 
 
 def test_no_step_after_it() -> None:
