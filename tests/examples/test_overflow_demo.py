@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -21,13 +21,8 @@ SCRIPT = ROOT / "examples" / "overflow_demo.py"
 
 
 @pytest.fixture(scope="module")
-def demo() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("overflow_demo", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def demo(load: Callable[[str], ModuleType]) -> ModuleType:
+    return load("overflow_demo")
 
 
 @pytest.mark.parametrize(

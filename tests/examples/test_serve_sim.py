@@ -1,28 +1,19 @@
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
-from paths import ROOT
 
 torch = pytest.importorskip("torch", reason="torch is not installed (the extra `kernels`)")
 
-SCRIPT = ROOT / "examples" / "serve_sim.py"
 SMALL = ["--requests", "8", "--rate", "200", "--prompt", "2-20", "--output", "2-8", "--device", "cpu"]
 
 
 @pytest.fixture(scope="module")
-def module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("serve_sim_example", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = loaded  # dataclasses look their module up
-    spec.loader.exec_module(loaded)
-    return loaded
+def module(load: Callable[[str], ModuleType]) -> ModuleType:
+    return load("serve_sim")
 
 
 def test_figures_of_a_run(module: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

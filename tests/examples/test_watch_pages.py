@@ -1,28 +1,20 @@
 from __future__ import annotations
 
-import importlib.util
 import math
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
-from paths import ROOT
 from scanned import asked
 
 from spikeprof.profiler.watching import Watch
 
 torch = pytest.importorskip("torch", reason="torch is not installed (the extra `kernels`)")
 
-SCRIPT = ROOT / "examples" / "watch_pages.py"
-
 
 @pytest.fixture(scope="module")
-def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("watch_pages", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def example(load: Callable[[str], ModuleType]) -> ModuleType:
+    return load("watch_pages")
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("int8", "uint8"), ("int4", "int4"), ("fp16", "float16")])
