@@ -33,9 +33,10 @@ def sound(records: Records, process: ProcessSpool, handed_over_ns: int, tally: T
 
     ``handed_over_ns`` is when CUPTI handed over the last buffer that they came in (Unix time).
     """
+    wanted = _began_while_traced(records["start"], process)
     if "registers" not in (records.dtype.names or ()):
         # The agent lets calls and copies be recorded while kernels are not: nobody asked for those.
-        records = records[_began_while_traced(records["start"], process)]
+        records, wanted = records[wanted], wanted[wanted]
     start, end = records["start"], records["end"]
     untimed = (start == 0) | (end == 0)
     backwards = ~untimed & (end < start)
@@ -44,7 +45,7 @@ def sound(records: Records, process: ProcessSpool, handed_over_ns: int, tally: T
     outside = ~untimed & ~backwards & ((start < earliest) | (end > latest))
     on_gpu = "device" in (records.dtype.names or ())
     candidates = ~untimed & ~backwards & ~outside & on_gpu
-    unwanted = candidates & ~_began_while_traced(start, process)
+    unwanted = candidates & ~wanted
     torn = candidates & ~unwanted & _crosses_a_pause(start, end, process)
     if on_gpu and process.clock_held and len(process.windows) > 1:
         torn |= candidates & ~unwanted & ~torn & torn_replays(records)

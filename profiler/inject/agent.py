@@ -452,25 +452,29 @@ class Agent:
             self._parts.insert(0, steps.Steps(self))  # it must know of a step before the launches do
         self._parts = [part for part in self._parts if part is not self._numerics]
         if self.options.numerics_every:
-            from .numerics.part import NumericsPart
-
-            self._numerics = self._numerics or NumericsPart(self)
-            self._parts.append(self._numerics)
+            self._parts.append(self._numerics_part())
         guests.hide_from_dynamo()
         self._each_part("start")
 
     def _watch_numerics(self, *models: object) -> None:
         """Begin to scan without CUDA: the models given, or any."""
         from . import guests
+
+        is_new = self._numerics is None
+        numerics = self._numerics_part(*models)
+        if is_new:
+            if self.inherited:
+                return
+            self._parts.append(numerics)
+        guests.hide_from_dynamo()
+        numerics.start()
+
+    def _numerics_part(self, *models: object) -> NumericsPart:
         from .numerics.part import NumericsPart
 
         if self._numerics is None:
             self._numerics = NumericsPart(self, models)
-            if self.inherited:
-                return
-            self._parts.append(self._numerics)
-        guests.hide_from_dynamo()
-        self._numerics.start()
+        return self._numerics
 
     def watch_model(self, model: object, every: int, patterns: tuple[str, ...], roles: tuple[str, ...]) -> None:
         """Scan what the modules of this model give: the program asks for it itself."""

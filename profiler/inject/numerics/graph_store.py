@@ -81,7 +81,7 @@ class Store:
         self,
         order: int,
         rows: "list[tuple[int, Place, Optional[Call], Optional[Call]]]",
-        stream: "Optional[int]" = None,
+        stream: int,
     ) -> None:
         """Behind scans from ``order`` on: a launch that keeps what the calls took. Nothing where the table is full."""
         count = rows[-1][0] - order + 1
@@ -99,7 +99,7 @@ class Store:
         self._row_words[begin * self._kernels.ROW_WORDS : (begin + count) * self._kernels.ROW_WORDS] = words
         self._rows_count += count
         self._of_rows += names
-        self._launch(begin, order, count, self._stream() if stream is None else stream)
+        self._launch(begin, order, count, stream)
 
     def _number(self, call: "Optional[Call]") -> int:
         if call is None or call.why:
@@ -110,7 +110,7 @@ class Store:
                     call.why = "what it takes was written to before it could be kept"
                     return -1
             call.number = len(self._called)
-            words = [len(call.tensors), call.nbytes]
+            words = [len(call.tensors)]
             for tensor, _ in call.tensors:
                 words += [tensor.data_ptr(), span(tensor)]
             begin = call.number * self._kernels.CALL_WORDS

@@ -16,8 +16,8 @@ tl = sys.modules["triton.language"]
 #: Words of a row, for each scan: the calls of its module and of the one around it, -1 = none.
 ROW_WORDS = 2
 
-#: Words of a call's row: how many tensors, how many bytes, and address and bytes of each tensor.
-CALL_WORDS = 2 + 2 * TENSORS_MAX
+#: Words of a call's row: how many tensors, and address and bytes of each.
+CALL_WORDS = 1 + 2 * TENSORS_MAX
 
 #: Words about what was kept: row + 1, programs that are done, the word of the bad scan.
 KEPT_WORDS = 4
@@ -72,8 +72,8 @@ def _copy(calls, call, buffer, end):
     own = calls + tl.maximum(call, 0) * _CALL
     number = tl.where(call >= 0, tl.load(own), 0)
     for i in range(0, number):
-        address = tl.load(own + 2 + 2 * i)
-        size = tl.load(own + 3 + 2 * i)
+        address = tl.load(own + 1 + 2 * i)
+        size = tl.load(own + 2 + 2 * i)
         words = tl.where(address % 8 == 0, size // 8, 0)
         lane = tl.arange(0, _BLOCK)
         source, target = address.to(tl.pointer_type(tl.int64)), (buffer + end).to(tl.pointer_type(tl.int64))

@@ -70,7 +70,7 @@ def numbers(device: Any, count: int = 600) -> Any:
 def test_while_all_is_fine_nothing_is_copied(lab: Lab) -> None:
     call = lab.call(numbers(lab.device))
     lab.step(3)
-    lab.store.add(0, [(0, PLACE, call, None)])
+    lab.store.add(0, [(0, PLACE, call, None)], 0)
     assert lab.untouched()
     lab.step(4, bad=0)
     lab.step(5)  # that was a step ago
@@ -83,7 +83,7 @@ def test_the_inputs_of_the_first_bad_scan_are_kept_and_later_ones_are_not(lab: L
     x, y = numbers(lab.device), numbers(lab.device) + 1
     calls = [lab.call(x), lab.call(y)]
     lab.step(3, bad=11)
-    lab.store.add(10, [(10, PLACE, calls[0], None), (11, PLACE, calls[1], None)])
+    lab.store.add(10, [(10, PLACE, calls[0], None), (11, PLACE, calls[1], None)], 0)
     found = lab.store.found()
     assert found is not None
     assert (found.step, found.order, found.place) == (3, 11, PLACE)
@@ -101,7 +101,7 @@ def test_the_inputs_of_the_first_bad_scan_are_kept_and_later_ones_are_not(lab: L
 def test_a_bad_scan_of_another_launch_is_not_its_own(lab: Lab) -> None:
     call = lab.call(numbers(lab.device))
     lab.step(3, bad=9)
-    lab.store.add(10, [(10, PLACE, call, None)])
+    lab.store.add(10, [(10, PLACE, call, None)], 0)
     lab.step(4, bad=11)
     lab.store._launch(0, 10, 1, 0)
     assert lab.untouched()
@@ -110,7 +110,7 @@ def test_a_bad_scan_of_another_launch_is_not_its_own(lab: Lab) -> None:
 def test_scans_without_a_module_have_rows_of_nothing(lab: Lab) -> None:
     call = lab.call(numbers(lab.device))
     lab.step(0, bad=1)
-    lab.store.add(0, [(0, PLACE, call, None), (2, PLACE, call, None)])  # 1 was handed on by another
+    lab.store.add(0, [(0, PLACE, call, None), (2, PLACE, call, None)], 0)  # 1 was handed on by another
     assert lab.store.found() is None
     assert not lab.store.buffer.any()
 
@@ -127,7 +127,7 @@ def test_tensors_of_all_alignments_dtypes_and_strides(lab: Lab, offset: int) -> 
     ]
     around = [torch.arange(7, dtype=torch.int64, device=lab.device)]
     lab.step(0, bad=0)
-    lab.store.add(0, [(0, PLACE, lab.call(*own), lab.call(*around))])
+    lab.store.add(0, [(0, PLACE, lab.call(*own), lab.call(*around))], 0)
     found = lab.store.found()
     assert found is not None
     assert found.own is not None
@@ -142,7 +142,7 @@ def test_what_was_written_to_meanwhile_is_not_kept(lab: Lab) -> None:
     call = lab.call(x)
     x.add_(1)
     lab.step(0, bad=0)
-    lab.store.add(0, [(0, PLACE, call, None)])
+    lab.store.add(0, [(0, PLACE, call, None)], 0)
     found = lab.store.found()
     assert found is not None
     assert found.own is None
@@ -152,7 +152,7 @@ def test_what_was_written_to_meanwhile_is_not_kept(lab: Lab) -> None:
 def test_both_are_kept_only_if_they_fit(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_store, "BYTES_MAX", 1200)
     lab.step(0, bad=0)
-    lab.store.add(0, [(0, PLACE, lab.call(numbers(lab.device)), lab.call(numbers(lab.device)))])  # 1,200 bytes each
+    lab.store.add(0, [(0, PLACE, lab.call(numbers(lab.device)), lab.call(numbers(lab.device)))], 0)  # 1,200 bytes each
     found = lab.store.found()
     assert found is not None
     assert found.own is not None
@@ -163,7 +163,7 @@ def test_a_full_table_keeps_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(graph_store, "ROWS_MAX", 1)
     lab.step(0, bad=1)
     call = lab.call(numbers(lab.device))
-    lab.store.add(0, [(0, PLACE, call, None), (1, PLACE, call, None)])
+    lab.store.add(0, [(0, PLACE, call, None), (1, PLACE, call, None)], 0)
     assert lab.untouched()
 
 
