@@ -6,7 +6,8 @@ Runs with and without the watch alternate; medians of the step's time. The scan'
 bytes read and written. Limits: watched every step 3 % of a graph's step, every 16th step 0.5 %, 80 % of the copy rate.
 
 Two floors tell what of the cost is whose. Of eager steps: what torch takes for a hook that does nothing on each of the
-same modules. Of a prefill: the bytes that are scanned, at the rate at which a copy reads and writes in the same run.
+same modules, in the same rounds. Of a prefill: the bytes that are scanned, at the rate at which a copy reads and writes
+in the same run, beside the time that the scans take on the GPU.
 """
 
 from __future__ import annotations
@@ -67,10 +68,15 @@ def step_ms(step: Step, steps: int = STEPS) -> float:
     return (time.perf_counter() - began) / steps * 1e3
 
 
-def medians(pairs: list[tuple[float, float]]) -> dict[str, float]:
-    """Of alternating runs without and with the watch: medians, and that of their differences as a share."""
-    before, after = (statistics.median(times) for times in zip(*pairs, strict=True))
-    return {"plain_ms": before, "watched_ms": after, "cost_ratio": statistics.median(b / a - 1 for a, b in pairs)}
+def costs(rounds: list[tuple[float, ...]], *names: str) -> dict[str, float]:
+    """Of rounds without and with something, in turn: medians, and those of what each costs, as a share and in ms."""
+    plain = [times[0] for times in rounds]
+    found = {"plain_ms": statistics.median(plain)}
+    for at, name in enumerate(names, 1):
+        own = [times[at] for times in rounds]
+        found[f"{name}_ms"] = statistics.median(after - before for before, after in zip(plain, own, strict=True))
+        found[f"{name}_ratio"] = statistics.median(after / before - 1 for before, after in zip(plain, own, strict=True))
+    return found
 
 
 def captured(step: Step) -> Step:
@@ -97,35 +103,31 @@ def decode_step(engine: Engine, batch: int) -> Step:
     return lambda: decode(decoder, cache, plan, tokens, positions)
 
 
-def eager(model: Any, step: Step, every: int, steps: int = STEPS) -> dict[str, float]:
-    """The step with and without the watch."""
-    pairs = []
-    for _ in range(ROUNDS):
-        before = step_ms(step, steps)
-        drained = Drained(model, every)
-        for _ in range(3):
-            step()
-        pairs.append((before, step_ms(step, steps)))
-        drained.close()
-    return medians(pairs)
-
-
 def nothing(*_: object) -> None:
     """A hook."""
 
 
-def floor(model: Any, step: Step, steps: int = STEPS) -> dict[str, float]:
-    """The step with and without a hook on each module that does nothing."""
-    pairs = []
+def eager(model: Any, step: Step, every: int, steps: int = STEPS) -> dict[str, float]:
+    """The step without anything, with a hook on each module that does nothing, and with the watch, in turn."""
+    rounds = []
     for _ in range(ROUNDS):
-        before = step_ms(step, steps)
+        plain = step_ms(step, steps)
         handles = [module.register_forward_hook(nothing) for module in model.modules()]
-        for _ in range(3):
-            step()
-        pairs.append((before, step_ms(step, steps)))
+        hooked = warm_step_ms(step, steps)
         for handle in handles:
             handle.remove()
-    return medians(pairs)
+        drained = Drained(model, every)
+        watched = warm_step_ms(step, steps)
+        drained.close()
+        rounds.append((plain, hooked, watched))
+    return costs(rounds, "floor", "watch")
+
+
+def warm_step_ms(step: Step, steps: int) -> float:
+    """The same after some steps more."""
+    for _ in range(3):
+        step()
+    return step_ms(step, steps)
 
 
 def scans(model: Any, step: Step) -> dict[str, float]:
@@ -154,14 +156,35 @@ def launches(watch: Watch) -> int:
     return sum(getattr(scanner, "launches", 0) for scanner in numerics.looks.scanners.values())
 
 
+def gpu_ms(model: Any, step: Step, steps: int = 3) -> dict[str, float]:
+    """A step's time on the GPU under the watch, of the program's kernels and of the scans.
+
+    By torch.profiler, and so last of all: it loads torch's compiler, and a watch without ``spikeprof run`` then needs hooks.
+    """
+    drained = Drained(model, 1)
+    for _ in range(3):
+        step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+    drained.close()
+    found = {"program_ms": 0.0, "scans_ms": 0.0}
+    for event in profiled.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            name = "scans_ms" if event.name.startswith("spikeprof_numerics") else "program_ms"
+            found[name] += event.time_range.elapsed_us() / steps / 1e3
+    return found
+
+
 def graphs(model: Any, step: Step, every: int) -> dict[str, float]:
     """Two graphs of the step, one captured under the watch."""
     plain = captured(step)
     drained = Drained(model, every)
     watched = captured(step)
-    result = medians([(step_ms(plain, 4 * STEPS), step_ms(watched, 4 * STEPS)) for _ in range(ROUNDS)])
+    rounds = [(step_ms(plain, 4 * STEPS), step_ms(watched, 4 * STEPS)) for _ in range(ROUNDS)]
     drained.close()
-    return result
+    return costs(rounds, "watch")
 
 
 def scan_rates(name: str) -> dict[str, float]:
@@ -226,16 +249,15 @@ def main() -> int:
         for every in (1, 16):
             figures[f"graph_decode_every_{every}"] = graphs(network, step, every)
             figures[f"eager_decode_every_{every}"] = eager(network, step, every, 32)
-        figures["eager_decode_floor"] = floor(network, step, 32)
 
         def prefill() -> object:
             return engine.generate(prompt, 1)
 
         figures["prefill"] = found = scans(network, prefill)
         found["bytes_ms_at_copy_rate"] = found["bytes"] / copy_bytes_per_s() * 1e3
-        figures["prefill_every_1"] = eager(network, prefill, 1, 3)
+        figures["prefill_every_1"] = eager(network, prefill, 1, 4)
         figures["prefill_every_16"] = eager(network, prefill, 16, 16)
-        figures["prefill_floor"] = floor(network, prefill, 3)
+        figures["prefill_gpu"] = gpu_ms(network, prefill)
     if options.json:
         print(json.dumps(figures))
         return 0

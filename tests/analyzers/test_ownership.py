@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from bisect import bisect_right
+from collections import Counter
 from typing import Any
 
 import pyarrow as pa
@@ -10,6 +14,7 @@ import tiny
 from contracts.test_analyzers import check_findings, check_metrics, check_tables
 from hypothesis import given
 from hypothesis import strategies as st
+from module_shares import check_shares, launches_by_class, shares_by_class
 from paths import ROOT, SHARED, needs_shared
 
 from spikeprof.analyzers.base import Finding, Result
@@ -20,6 +25,7 @@ from spikeprof.profiler.importers import open_trace
 from spikeprof.profiler.trace import CollectorNote, Trace
 
 LAYERS = 4
+SAMPLES = ROOT / "sample_traces"
 
 #: Rows 0 the model, 1 its head, then per layer the layer, its attention and its mlp.
 MODULES: list[dict[str, Any]] = [
@@ -360,13 +366,13 @@ def test_any_table_of_modules_makes_a_tree(rows: list[tuple[int, str]]) -> None:
     assert tree.by_group(own).sum() == len(rows)
 
 
-# -- a real file -----------------------------------------------------------------------------------------------------
+# -- real files ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_nearly_all_time_of_a_recorded_run_is_owned(mode: str) -> None:
     """From its first kernel to its last, weights that are drawn and warm-up included."""
-    result = asked(open_trace(ROOT / "sample_traces" / f"h200_engine_{mode}"))
+    result = asked(open_trace(SAMPLES / f"h200_engine_{mode}"))
     found = {name: result.metric(f"owned_{name}_share") or 0.0 for name in ("module", "op", "shapes", "line")}
     assert found["module"] >= 0.99
     assert min(found["op"], found["shapes"]) >= 0.95
@@ -374,12 +380,37 @@ def test_nearly_all_time_of_a_recorded_run_is_owned(mode: str) -> None:
 
 
 def test_the_recording_of_the_engine_with_graphs() -> None:
-    result = asked(open_trace(ROOT / "sample_traces" / "h200_engine_graph"))
+    result = asked(open_trace(SAMPLES / "h200_engine_graph"))
     matches = dict(zip(result.tables["matches"]["match"], result.tables["matches"]["gpu_time_share"], strict=True))
     assert matches["graph"] > 0.95
     rows = {row[0]: row[1:] for row in table(result, "modules", "module", "modules_count", "launches_count")}
     # 127 replays of 16 layers, and three forwards outside of graphs.
     assert rows["layers.*.attention.qkv"] == (16, 16 * 130)
+
+
+def test_modules_are_those_of_torch_profiler_for_the_same_program() -> None:
+    """Two processes, one recorded here and one by torch.profiler; on a GPU: tests/gpu/test_ownership.py."""
+    ours, theirs = (open_trace(SAMPLES / name) for name in ("h200_owned", "h200_owned_torch.json.gz"))
+    check_shares(shares_by_class(ours), shares_by_class(theirs))
+    assert asked(ours).metric("owned_module_share") == pytest.approx(0.994, abs=0.001)  # rest: making of the weights
+    # Of a block: two norms, four products, an activation; attention and two additions of its own. One more is the head.
+    launches = {"LayerNorm": 2 * 8 * 40, "Linear": (4 * 8 + 1) * 40, "Mlp": 8 * 40, "Block": 3 * 8 * 40}
+    assert launches_by_class(ours) == launches_by_class(theirs) == launches
+
+
+def test_the_import_of_torch_profilers_file_is_what_the_file_says() -> None:
+    """By its own numbers alone: the last module to begin that was not over when the kernel was launched."""
+    path = SAMPLES / "h200_owned_torch.json.gz"
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    modules = sorted((e["ts"], e["ts"] + e["dur"], e["name"]) for e in events if e["cat"] == "python_function")
+    launched = {e["args"]["correlation"]: e["ts"] for e in events if e["cat"].startswith("cuda_")}
+    starts, total = [begin for begin, _, _ in modules], Counter[str]()
+    for event in (e for e in events if e["cat"] == "kernel"):
+        at = launched[event["args"]["correlation"]]
+        name = next(name for _, end, name in modules[bisect_right(starts, at) - 1 :: -1] if at < end)
+        total[name.removeprefix("nn.Module: ").rpartition("_")[0]] += event["dur"]
+    shares = {name: ns / total.total() for name, ns in total.items()}
+    assert shares_by_class(open_trace(path)) == pytest.approx(shares, rel=1e-9)
 
 
 @needs_shared

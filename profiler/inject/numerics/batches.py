@@ -2,19 +2,20 @@
 
 A program does the same step after step. So what became of a batch is kept, with all that it depended on: shapes,
 dtypes, how the tensors lie, which of them were written to, which are one and the same. Where all that is as the last
-time, which loops in C find out, only addresses are new.
+time, only addresses are new. That is asked of all tensors in a few calls: torch's compiler has one for it.
 """
 
 import operator
 from array import array
 from functools import reduce
 
+from ..interrupts import is_from_handler
 from . import records
-from .scanner import ALIGNED, ROW_WORDS, Launch, Unchecked
+from .scanner import ALIGNED, ITEMS, ROW_WORDS, Launch, Unchecked
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any, Optional
 
     from .formats import Format
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
     from .scanner import TritonScanner
     from .waiting import Waiting
 
-    #: A tensor on its way into a launch: whether programs share it, its place in the batch, its row, its shape.
-    _Row = tuple[bool, int, list[int], list[int]]
+    #: A tensor on its way into a launch: its place in the batch, its row, its shape.
+    _Row = tuple[int, list[int], list[int]]
 
 #: Tensors in all batches that are kept.
 _KEPT_MAX = 16384
 
-_shape, _dtype, _version = (operator.attrgetter(name) for name in ("shape", "dtype", "_version"))
+_version = operator.attrgetter("_version")
 
 
 class Plan:
@@ -37,12 +38,14 @@ class Plan:
 
     def __init__(self, waiting: "Waiting") -> None:
         self.begin, self.spots = waiting.begin, waiting.spots[:]
-        self.shapes: list[Any] = []
-        self.dtypes: list[Any] = []
+        #: Whether tensors are all different ones, and of these classes, dtypes, devices, sizes and strides.
+        self.fits: Callable[..., bool] = _never
+        self.chosen: Callable[[list[Any]], Any] = tuple  # those of a batch that are not an earlier one
         self.same: list[tuple[int, int]] = []  # tensors that are an earlier one of the batch
         self.sent: list[tuple[int, Spot]] = []  # and those of an earlier batch
         self.launches: list[Launch] = []
         self.scanned: list[list[int]] = []  # for each launch its tensors
+        self.taken: list[Callable[[list[int]], Any]] = []  # their addresses, of all of the batch
         self.others: list[int] = []  # tensors of another device
         self.lasting = True
 
@@ -52,8 +55,7 @@ class Batches:
 
     def __init__(self, looks: "Looks") -> None:
         self._looks = looks
-        tensor = looks.tensor
-        self._address, self._device, self._packed = tensor.data_ptr, tensor.get_device, tensor.is_contiguous
+        self._address = looks.tensor.data_ptr
         self._plans: dict[Any, Plan] = {}  # by the first spot and the first shape
         self._kept = 0
 
@@ -81,10 +83,7 @@ class Batches:
         if not (
             waiting.begin == plan.begin
             and waiting.spots == plan.spots
-            and list(map(_shape, tensors)) == plan.shapes
-            and list(map(_dtype, tensors)) == plan.dtypes
-            and all(map(self._packed, tensors))
-            and set(map(self._device, tensors)) == {waiting.device}
+            and plan.fits(*plan.chosen(tensors))
             and self._are_the_same(plan, waiting)
         ):
             return False
@@ -93,15 +92,14 @@ class Batches:
         addresses = list(map(self._address, tensors))
         if reduce(operator.or_, addresses) & (ALIGNED - 1):
             return False
-        for launch, scanned in zip(plan.launches, plan.scanned):  # noqa: B905 (Python 3.9)
-            launch.rows[::ROW_WORDS] = array("q", [addresses[at] for at in scanned])
+        for launch, taken in zip(plan.launches, plan.taken):  # noqa: B905 (Python 3.9)
+            launch.rows[::ROW_WORDS] = array("q", taken(addresses))
         return True
 
     def _are_the_same(self, plan: Plan, waiting: "Waiting") -> bool:
-        """Whether those tensors are one and the same that were it the last time, and no others."""
+        """Whether those that were an earlier tensor are it again, and no others one of an earlier batch."""
         tensors, looks = waiting.tensors, self._looks
-        ids = set(map(id, tensors))
-        if len(ids) + len(plan.same) != len(tensors) or looks.sent_of(ids) != len(plan.sent):
+        if looks.any_sent() and looks.sent_of(set(map(id, tensors))) != len(plan.sent):
             return False
         versions = waiting.versions or [None] * len(tensors)
         return all(tensors[at] is tensors[earlier] for at, earlier in plan.same) and all(
@@ -131,17 +129,19 @@ class Batches:
                 looks.unchecked(spot.place.path, str(why) if isinstance(why, Unchecked) else "a tensor without memory")
                 plan.lasting = False
                 continue
-            wide = scanner.is_wide(tensor.numel(), form, strided)
             forms[form.number] = form
-            groups.setdefault((form.number, strided), []).append((wide, at, row, shape))
+            groups.setdefault((form.number, strided), []).append((at, row, shape))
             plan.lasting = plan.lasting and not strided
         for own in groups.values():
-            for _, at, row, _ in own:
+            for at, row, _ in own:
                 row[-1] |= records.CHANGED if at in changed else records.LATER
         _launch(plan, forms, groups)
         plan.lasting = plan.lasting and not changed
         if plan.lasting:
-            plan.shapes, plan.dtypes = list(map(_shape, waiting.tensors)), list(map(_dtype, waiting.tensors))
+            again = {at for at, _ in plan.same}
+            plan.chosen = _getter([at for at in range(len(waiting.tensors)) if at not in again])
+            plan.fits = check_of(self._looks.torch, plan.chosen(waiting.tensors))
+            plan.taken = [_getter(scanned) for scanned in plan.scanned]
         return plan
 
     def _not_seen(self, waiting: "Waiting", plan: Plan, changed: "set[int]") -> "Iterator[int]":
@@ -166,14 +166,51 @@ class Batches:
             yield at
 
 
+def check_of(torch: "Any", tensors: "Any") -> "Callable[..., bool]":
+    """Whether as many tensors are all different ones, and of the same classes, dtypes, devices, sizes and strides.
+
+    That is what torch's compiler asks of the inputs of what it has compiled; where this torch has it in another form,
+    the same is asked of one tensor after the other.
+    """
+    try:
+        guards = torch._C._dynamo.guards.TensorGuards(
+            *tensors,
+            dynamic_dims_sizes=[list(each.shape) for each in tensors],
+            dynamic_dims_strides=[list(each.stride()) for each in tensors],
+        )
+        if guards.check(*tensors):
+            return guards.check  # type: ignore[no-any-return]
+    except Exception as error:
+        if is_from_handler(error):
+            raise
+    known = _described(tensors)
+    return lambda *others: len(set(map(id, others))) == len(others) and _described(others) == known
+
+
+def _described(tensors: "Any") -> "list[Any]":
+    return [(type(each), each.shape, each.dtype, each.device, each.stride()) for each in tensors]
+
+
+def _never(*_: object) -> bool:
+    return False
+
+
+def _getter(places: "list[int]") -> "Callable[[list[Any]], Any]":
+    """These elements of a list."""
+    if len(places) == 1:
+        (only,) = places
+        return lambda values: (values[only],)
+    return operator.itemgetter(*places) if places else lambda _: ()
+
+
 def _launch(plan: Plan, forms: "dict[int, Format]", groups: "dict[tuple[int, bool], list[_Row]]") -> None:
-    """One launch for each format, of strided ones apart: those that programs share come first."""
+    """One launch for each format, of strided ones apart."""
     for (number, strided), own in groups.items():
-        own.sort(key=lambda one: not one[0])
-        words = [word for _, _, row, _ in own for word in row]
-        shapes = [word for _, _, _, shape in own for word in shape]
-        plan.launches.append(Launch(forms[number], strided, sum(one[0] for one in own), words, shapes))
-        plan.scanned.append([at for _, at, _, _ in own])
+        own.sort(key=lambda one: -one[1][ITEMS])
+        words = [word for _, row, _ in own for word in row]
+        shapes = [word for _, _, shape in own for word in shape]
+        plan.launches.append(Launch(forms[number], strided, words, shapes))
+        plan.scanned.append([at for at, _, _ in own])
 
 
 def held(plan: Plan, waiting: "Waiting") -> "list[tuple[Any, Spot, Optional[int], int]]":

@@ -35,7 +35,7 @@ class Looks:
 
     def __init__(self, say: "Callable[..., None]", every: int) -> None:
         torch = sys.modules["torch"]
-        self._torch, self._say, self._every = torch, say, every
+        self.torch, self._say, self._every = torch, say, every
         self.tensor = torch.Tensor
         self._plain = {torch.Tensor, torch.nn.Parameter}
         self._forms: dict[Any, Format] = {
@@ -61,14 +61,14 @@ class Looks:
         self.drop()
         self._steps += 1
         self.waiting.begin = 0
-        self.waiting.inference = self._torch.is_inference_mode_enabled()
+        self.waiting.inference = self.torch.is_inference_mode_enabled()
         for scanner in self.scanners.values():
             scanner.begin()
 
     def outside(self) -> None:
         """What comes is of no step."""
         if not self.waiting.tensors:
-            self.waiting.inference = self._torch.is_inference_mode_enabled()
+            self.waiting.inference = self.torch.is_inference_mode_enabled()
 
     def capturing(self) -> bool:
         """Whether the step is captured instead of run."""
@@ -97,7 +97,7 @@ class Looks:
         if not place.dtype and number in self.quick:
             if not waiting.is_of(number):
                 self.flush()
-                waiting.turn_to(number, scanner.stream_of)
+                waiting.turn_to(number, scanner.stream_of, scanner.held_bytes())
             if waiting.append(spot, tensor, version):
                 self.flush()
             return
@@ -117,6 +117,10 @@ class Looks:
         """Whose tensor it is, if it was scanned in this step and not written to since."""
         sent = self._sent.get(id(tensor))
         return sent[2] if sent is not None and sent[0]() is tensor and sent[1] == version else None
+
+    def any_sent(self) -> bool:
+        """Whether tensors were scanned in this step that others hold, too."""
+        return bool(self._sent)
 
     def sent_of(self, ids: "set[int]") -> int:
         """How many of these are tensors that were scanned in this step; ids of those that have gone are used again."""
@@ -164,7 +168,7 @@ class Looks:
             self.unchecked(place.path, "a nested tensor")
         elif form is None or form.item_bytes != tensor.element_size():
             self.unchecked(place.path, "dtype %s" % (place.dtype or str(tensor.dtype).rpartition(".")[2]))
-        elif tensor.layout != self._torch.strided:
+        elif tensor.layout != self.torch.strided:
             self.unchecked(place.path, "layout %s" % tensor.layout)
         else:
             return form
@@ -185,7 +189,7 @@ class Looks:
         if device.type not in ("cpu", "cuda"):
             self.unchecked(place.path, "on device %s" % device.type)
             return None
-        if device.type == "cuda" and self._torch.cuda.is_current_stream_capturing():
+        if device.type == "cuda" and self.torch.cuda.is_current_stream_capturing():
             self.unchecked(place.path, "the first look at %s was during a capture" % device)
             return None
         scanner = scanner_for(device, Clock, lambda text: self._say(ev="note", text=text))

@@ -68,13 +68,19 @@ def _loads(form, strided):
     return _OF_BYTES if form.item_bytes == 1 else _USUAL
 
 
-@triton.jit(do_not_specialize=["row", "wide", "share", "steps", "every", "when_ns"])
-def spikeprof_numerics_scan(table, shapes, finished, ring, state, scratch, row, wide, share, steps, every, when_ns,
+_NUMBERS = ["row", "count0", "share0", "count1", "share1", "count2", "share2", "count3", "share3", "steps", "every",
+            "when_ns"]  # fmt: skip
+
+
+@triton.jit(do_not_specialize=_NUMBERS)
+def spikeprof_numerics_scan(table, shapes, finished, ring, state, scratch,
+                            row, count0, share0, count1, share1, count2, share2, count3, share3, steps, every, when_ns,
                             RING: tl.constexpr, BYTES: tl.constexpr, KIND: tl.constexpr, MASK: tl.constexpr,
                             SPECIAL: tl.constexpr, INFINITE: tl.constexpr, LARGEST: tl.constexpr, NORMAL: tl.constexpr,
                             STRIDED: tl.constexpr, TILE: tl.constexpr, STEPS: tl.constexpr, PAIRS: tl.constexpr,
                             CLOCK: tl.constexpr):  # fmt: skip
-    """The tensors in the table from ``row`` on: ``share`` programs for each of the first ``wide``, one for the others.
+    """The tensors in the table from ``row`` on: ``share0`` programs for each of the first ``count0``, and so on, and one
+    for each of those that are left.
 
     ``state`` is [step, tickets, programs that are done, first bad scan (see keep_triton.py)] int64. ``steps`` more
     steps have begun with this launch: its last program counts them. Nothing else is done in steps that are no multiple
@@ -85,17 +91,16 @@ def spikeprof_numerics_scan(table, shapes, finished, ring, state, scratch, row, 
     if every > 1:  # only then wait for the step
         looked_at = step % every == 0
     if looked_at:
-        program = tl.program_id(0)
-        narrow = program - wide * share
-        part = tl.where(narrow < 0, program % share, 0).to(tl.int64)
-        own_row = (row + tl.where(narrow < 0, program // share, wide + narrow)).to(tl.int64)
+        first, program, share = _whose(tl.program_id(0), count0, share0, count1, share1, count2, share2, count3, share3)
+        part = (program % share).to(tl.int64)
+        own_row = (row + first + program // share).to(tl.int64)
         # The table lies in host memory: four words for the wait of one.
         address = tl.load(table + own_row * _TABLE)
         items = tl.load(table + own_row * _TABLE + 1)
         tag = tl.load(table + own_row * _TABLE + 2)
         scanned = tl.load(table + own_row * _TABLE + 3)
         parts = tl.cdiv(items, TILE * STEPS)
-        sharing = tl.minimum(tl.maximum(parts, 1), tl.where(narrow < 0, share, 1))
+        sharing = tl.minimum(tl.maximum(parts, 1), share)
         if part < sharing:
             _share(shapes, finished, ring, state, scratch, own_row, step, address, items, tag, scanned, part, sharing,
                    when_ns, RING, BYTES, KIND, MASK, SPECIAL, INFINITE, LARGEST, NORMAL, STRIDED, TILE, STEPS, PAIRS,
@@ -105,6 +110,23 @@ def spikeprof_numerics_scan(table, shapes, finished, ring, state, scratch, row, 
         if tl.atomic_add(state + 2, tl.full((), 1, tl.int64), sem="acq_rel") == tl.num_programs(0) - 1:
             tl.store(state + 2, tl.zeros((), tl.int64))
             tl.store(state, step)
+
+
+@triton.jit
+def _whose(program, count0, share0, count1, share1, count2, share2, count3, share3):
+    """First of the tensors that have as many programs as this one's, which program of theirs it is, and how many."""
+    end0 = count0 * share0
+    end1 = end0 + count1 * share1
+    end2 = end1 + count2 * share2
+    end3 = end2 + count3 * share3
+    first = tl.where(program < end0, 0, count0)
+    first += tl.where(program < end1, 0, count1)
+    first += tl.where(program < end2, 0, count2)
+    first += tl.where(program < end3, 0, count3)
+    begin = tl.where(program < end1, end0, tl.where(program < end2, end1, tl.where(program < end3, end2, end3)))
+    begin = tl.where(program < end0, 0, begin)
+    share = tl.where(program < end1, share1, tl.where(program < end2, share2, tl.where(program < end3, share3, 1)))
+    return first, program - begin, tl.where(program < end0, share0, share)
 
 
 @triton.jit

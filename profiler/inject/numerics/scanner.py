@@ -19,17 +19,25 @@ if TYPE_CHECKING:
 
 #: Of a row of the table: address, items, tag, how it lies and when it is scanned (records.py).
 ROW_WORDS = 4
-_ITEMS = 1
+ITEMS = 1
 
 #: Tensors are read so many bytes at a time; others count as strided.
 ALIGNED = 16
 
-#: Parts of a tensor that one program takes by itself; programs that share a larger one, and those of one launch. Four
-#: are on an SM at a time: more than that take turns, and the last turn fills a part of the GPU only. Elements of a byte
-#: have fewer bytes in flight, and gain from more.
+#: Parts of a tensor that one program takes by itself; programs of one launch that share larger ones, and of one that
+#: share a single one. Four are on an SM at a time: more than that take turns, and the last turn fills a part of the GPU
+#: only. Elements of a byte have fewer bytes in flight, and gain from more.
 NARROW_PARTS = 4
 SHARE_MAX = 528
 PROGRAMS = 1056
+
+#: Numbers of programs for a tensor that one launch can have: a step's outputs are of few sizes.
+SHARES = 4
+
+#: What waits for a launch keeps so much of the GPU's memory from being freed: a 512th of it. In a capture less, which
+#: the graph keeps for good, and where a launch more costs the host nothing; so, too, where the size is not known.
+HELD_PART = 512
+HELD_BYTES = 64 << 20
 
 
 class Unchecked(Exception):
@@ -37,14 +45,41 @@ class Unchecked(Exception):
 
 
 class Launch:
-    """Rows of the table, those of tensors that programs share first; of strided ones sizes and strides, too."""
+    """Rows of the table, those with most items first; of strided ones sizes and strides, too."""
 
-    __slots__ = ("form", "largest", "rows", "shapes", "strided", "wide")
+    __slots__ = ("form", "programs", "rows", "shapes", "shares", "strided")
 
-    def __init__(self, form: "Format", strided: bool, wide: int, rows: "list[int]", shapes: "list[int]") -> None:
-        self.form, self.strided, self.wide = form, strided, wide
+    def __init__(self, form: "Format", strided: bool, rows: "list[int]", shapes: "list[int]") -> None:
+        self.form, self.strided = form, strided
         self.rows, self.shapes = array("q", rows), array("q", shapes)
-        self.largest = max(rows[_ITEMS::ROW_WORDS])  # items
+        self.shares: tuple[int, ...] = ()  # see ``shares_of``; until the first launch
+        self.programs = 0
+
+    @property
+    def items(self) -> "list[int]":
+        """Of each tensor."""
+        return list(self.rows[ITEMS::ROW_WORDS])
+
+
+def shares_of(parts: "list[int]", more: int) -> "list[int]":
+    """[tensors, programs for each of them] times ``SHARES``, of tensors of so many parts, the largest first.
+
+    Each program gets as many parts as any other. What is not among them has one program a tensor.
+    """
+    wide = [count for count in parts if count > NARROW_PARTS]
+    programs = more * (SHARE_MAX if len(wide) == 1 else PROGRAMS) - len(wide)
+    each = max(-(-sum(wide) // max(programs, 1)), 2)
+    runs: list[list[int]] = []
+    for count in wide:
+        share = -(-count // each)
+        if runs and runs[-1][1] == share:
+            runs[-1][0] += 1
+        else:
+            runs.append([1, share])
+    while len(runs) > SHARES:  # take two as one where it costs fewest programs that have nothing to do
+        at = min(range(len(runs) - 1), key=lambda at: runs[at + 1][0] * (runs[at][1] - runs[at + 1][1]))
+        runs[at][0] += runs.pop(at + 1)[0]
+    return [number for run in runs + [[0, 1]] * (SHARES - len(runs)) for number in run]
 
 
 def merged(tensor: "Any", dimensions: int) -> "list[int]":
@@ -72,6 +107,7 @@ class TritonScanner:
         self._on_gpu = device.type == "cuda"
         self._pairs = pairs  # see scan_triton.py; 1 is for the interpreter
         self.index = device.index or 0
+        self._held = torch.cuda.get_device_properties(device).total_memory // HELD_PART if self._on_gpu else HELD_BYTES
         #: The handle of a device's current stream.
         self.stream_of: Callable[[int], int] = torch._C._cuda_getCurrentRawStream if self._on_gpu else lambda _: 0
         self._steps_due = 0
@@ -126,9 +162,9 @@ class TritonScanner:
         """Whether launches are captured instead of run."""
         return bool(self._on_gpu and self._torch.cuda.is_current_stream_capturing())
 
-    def is_wide(self, items: int, form: "Format", strided: bool) -> bool:
-        """Whether programs share a tensor of so many items."""
-        return items > NARROW_PARTS * int(self._kernels.part_items(form, strided))
+    def held_bytes(self) -> int:
+        """What may wait for a launch."""
+        return min(self._held, HELD_BYTES) if self.capturing() else self._held
 
     def row_of(self, tensor: "Any", form: "Format", tag: int) -> "tuple[bool, list[int], list[int]]":
         """(whether it is strided, its row of the table but for when, its sizes and strides if so). Raises Unchecked."""
@@ -141,8 +177,7 @@ class TritonScanner:
         """Scan one tensor in a launch of its own. Raises Unchecked."""
         strided, row, shape = self.row_of(tensor, form, tag)
         row[-1] |= records.AT_ONCE
-        wide = int(self.is_wide(tensor.numel(), form, strided))  # a bool would be another type to the compiler
-        self.scan([Launch(form, strided, wide, row, shape)], self.stream_of(self.index))
+        self.scan([Launch(form, strided, row, shape)], self.stream_of(self.index))
 
     def scan(self, launches: "list[Launch]", stream: int) -> None:
         """Launch scans of what a stream has made."""
@@ -165,22 +200,23 @@ class TritonScanner:
                 self.lost += count
                 continue
             memory.fill(row, each.rows, each.shapes)
-            share = self._share(each)
+            if not each.shares:
+                self._share_out(each)
             # A graph begins one step each time; what was begun before and never scanned is counted by the next launch.
             steps = min(self._steps_due, 1) if capturing else self._steps_due
             every, now = self.every if capturing else 1, 0 if self._on_gpu else self.now()
-            numbers = (row, each.wide, share, steps, every, now)
-            self._start(key, each.form, count + each.wide * (share - 1), stream, numbers)
+            self._start(key, each.form, each.programs, stream, (row, *each.shares, steps, every, now))
             self._steps_due -= steps
             self.launches += 1
 
-    def _share(self, launch: Launch) -> int:
-        """Programs for each of the tensors that share: two parts or more for each of the largest."""
-        if not launch.wide:
-            return 1
-        parts: int = -(-launch.largest // self._kernels.part_items(launch.form, launch.strided))
-        more = 2 if launch.form.item_bytes == 1 else 1
-        return min(more * SHARE_MAX, max(more * PROGRAMS // launch.wide, 1), (parts + 1) // 2)
+    def _share_out(self, launch: Launch) -> None:
+        part = int(self._kernels.part_items(launch.form, launch.strided))
+        shares = shares_of([-(-items // part) for items in launch.items], 2 if launch.form.item_bytes == 1 else 1)
+        launch.shares = tuple(shares)
+        launch.programs = len(launch.items) + sum(
+            count * (share - 1)
+            for count, share in zip(shares[::2], shares[1::2])  # noqa: B905 (Python 3.9)
+        )
 
     def _start(
         self, key: "tuple[int, bool]", form: "Format", programs: int, stream: int, numbers: "tuple[int, ...]"

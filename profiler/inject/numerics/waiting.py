@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
     from .places import Spot
 
-#: Tensors that wait for one launch, and the bytes that they keep from being freed, but for what the last one adds.
+#: Tensors that wait for one launch.
 TENSORS_MAX = 1024
-BYTES_MAX = 64 << 20
+
+_NO_STREAM = -1
 
 
 def _no_stream(_index: int) -> int:
@@ -25,7 +26,18 @@ def _no_stream(_index: int) -> int:
 class Waiting:
     """What waits. The lists are never replaced."""
 
-    __slots__ = ("begin", "device", "inference", "nbytes", "spots", "stream", "stream_of", "tensors", "versions")
+    __slots__ = (
+        "begin",
+        "bytes_max",
+        "device",
+        "inference",
+        "nbytes",
+        "spots",
+        "stream",
+        "stream_of",
+        "tensors",
+        "versions",
+    )
 
     def __init__(self) -> None:
         self.device = -2  # what Tensor.get_device says of those that wait; none yet
@@ -34,6 +46,7 @@ class Waiting:
         self.begin = 0  # order of the first
         self.inference = False  # whether tensors made now have no version
         self.nbytes = 0
+        self.bytes_max = 0  # kept from being freed, but for what the last one adds
         self.tensors: list[Any] = []
         self.spots: list[Spot] = []
         self.versions: list[Optional[int]] = []  # empty where tensors have none
@@ -47,10 +60,14 @@ class Waiting:
         """Whether a tensor that the current stream of this device makes can wait with the others."""
         return device == self.device and self.stream_of(device) == self.stream
 
-    def turn_to(self, device: int, stream_of: "Callable[[int], int]") -> None:
+    def turn_to(self, device: int, stream_of: "Callable[[int], int]", bytes_max: int) -> None:
         """Nothing waits; from now on tensors of the current stream of this device do."""
-        self.device, self.stream_of = device, stream_of
+        self.device, self.stream_of, self.bytes_max = device, stream_of, bytes_max
         self.stream = stream_of(device)
+
+    def turn_away(self) -> None:
+        """Nothing waits; of the next tensor the stream is looked at anew."""
+        self.stream = _NO_STREAM
 
     def append(self, spot: "Spot", tensor: "Any", version: "Optional[int]") -> bool:
         """Let a tensor wait. True when it is time for a launch."""
@@ -60,7 +77,7 @@ class Waiting:
         self.tensors.append(tensor)
         self.spots.append(spot)
         self.nbytes += spot.nbytes
-        return self.nbytes >= BYTES_MAX or len(self.tensors) >= TENSORS_MAX
+        return self.nbytes >= self.bytes_max or len(self.tensors) >= TENSORS_MAX
 
     def clear(self) -> None:
         """Hold nothing any more."""
@@ -102,7 +119,7 @@ def quick(waiting: Waiting, flush: "Callable[[], None]") -> "Callable[[Spot, tup
             if not is_ours(error):  # of a signal handler of the program's
                 raise
             return False  # the tensor has no version, or no memory
-        if nbytes >= BYTES_MAX or len(tensors) >= TENSORS_MAX:
+        if nbytes >= waiting.bytes_max or len(tensors) >= TENSORS_MAX:
             flush()
         return True
 

@@ -243,6 +243,7 @@ class Numerics:
     def capture_began(self) -> None:
         """A capture has begun: what waits from before cannot be scanned in it."""
         dropped = self.looks.drop()
+        self.looks.waiting.turn_away()  # less may wait from now on
         if dropped:
             self.looks.unchecked("", "%d outputs of before a capture that began in the middle of a step" % dropped)
         self.graph_inputs.begin([(number, *each) for number, model in self._inner() for each in self._modules(model)])
@@ -256,6 +257,7 @@ class Numerics:
     def capture_ends(self, *_: object) -> None:
         """A capture is about to end."""
         self.flush()
+        self.looks.waiting.turn_away()
         self.graph_inputs.end()
 
     def flush(self) -> None:

@@ -95,26 +95,57 @@ def test_large_and_small_outputs_go_in_one_launch_and_steps_need_none(made: list
     assert [numbers(watched, step) for step in range(5)] == [wanted, wanted, wanted, {}, wanted]
 
 
-def test_programs_are_shared_out_by_size(kernels: ModuleType) -> None:
-    owner = TritonScanner(torch, torch.device("cpu"), kernels)
-    fp16, part = FORMATS["float16"], kernels.part_items(FORMATS["float16"], False)
-    assert not owner.is_wide(scanner.NARROW_PARTS * part, fp16, strided=False)
-    assert owner.is_wide(scanner.NARROW_PARTS * part + 1, fp16, strided=False)
+def test_programs_are_shared_out_by_size() -> None:
+    narrow, nothing = scanner.NARROW_PARTS, [0, 1]
+    assert scanner.shares_of([narrow, 1, 1], 1) == nothing * 4
+    assert scanner.shares_of([narrow + 1, narrow], 1) == [1, 3, *nothing * 3]  # two parts each, but for one
+    # 100,000 parts over 527 programs: 190 each, with 526 of them and some to spare.
+    assert scanner.shares_of([100_000], 1) == [1, 527, *nothing * 3]
+    # 4,000 parts over 1,052 programs are 4 each.
+    assert scanner.shares_of([1000] * 4, 1) == [4, 250, *nothing * 3]
+    # As in a prefill, 15,000 over 1,050: 15 each.
+    assert scanner.shares_of([9000, 2000, 1000, 1000, 1000, 1000], 1) == [1, 600, 1, 134, 4, 67, *nothing]
+    assert scanner.shares_of([1000] * 5000, 1) == [5000, 1, *nothing * 3]
 
-    def share(*items: int) -> int:
-        rows = [word for count in items for word in (0, count, 0, 0)]
-        return owner._share(scanner.Launch(fp16, False, len(items), rows, []))
 
-    assert share(5 * part) == 3  # two parts each, but for one
-    assert share(100_000 * part) == scanner.SHARE_MAX
-    assert share(*[1000 * part] * 4) == scanner.PROGRAMS // 4 < 500
-    assert share(*[1000 * part] * 5000) == 1
+@given(st.lists(st.integers(1, 40_000), min_size=1, max_size=60), st.sampled_from([1, 2]))
+def test_programs_have_equal_parts_of_all_that_they_share(parts: list[int], more: int) -> None:
+    parts.sort(reverse=True)
+    shares = scanner.shares_of(parts, more)
+    counts, sizes = shares[::2], shares[1::2]
+    wide = [count for count in parts if count > scanner.NARROW_PARTS]
+    assert len(counts) == scanner.SHARES
+    assert sum(counts) == len(wide)
+    each = max(-(-sum(wide) // max(more * scanner.PROGRAMS - len(wide), 1)), 2)
+    own = [size for count, size in zip(counts, sizes, strict=True) for _ in range(count)]
+    most = more * scanner.SHARE_MAX if len(wide) == 1 else more * scanner.PROGRAMS
+    # Nobody has more than its part, unless there is one tensor only, which has half of the programs.
+    assert all(
+        -(-count // size) <= each * (2 if len(wide) == 1 else 1) + 1 for count, size in zip(wide, own, strict=True)
+    )
+    if len({-(-count // each) for count in wide}) <= scanner.SHARES:
+        assert sum(own) <= most
+
+
+def test_tensors_of_many_sizes_in_one_launch(made: list[TritonScanner], kernels: ModuleType) -> None:
+    part = kernels.part_items(FORMATS["float16"], False)
+    model = Model(9)
+    sizes = [part * 9, 7, part * 30, part * 21 + 5, part * 5, part * 13 - 1, part * 4, part * 5 + 1, part * 6]
+    tensors = [torch.arange(size).remainder(89).half() + at for at, size in enumerate(sizes)]
+    for tensor in tensors:
+        tensor[-1] = torch.inf
+    model.tell(*((lambda tensor=tensor: tensor) for tensor in tensors))
+    with torch.inference_mode(), spikeprof.watch(model) as watched:
+        for _ in range(2):
+            model()
+    wanted = {f"parts.{at}": [*expected(tensor), "later"] for at, tensor in enumerate(tensors)}
+    assert [numbers(watched, step) for step in range(2)] == [wanted, wanted]
 
 
 def test_what_is_held_is_bounded_and_goes_with_the_launch(
     made: list[TritonScanner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "BYTES_MAX", 40_000)
+    monkeypatch.setattr(scanner, "HELD_BYTES", 40_000)
     model, alive, most = Model(12), [], []
 
     def give() -> Any:
@@ -162,7 +193,7 @@ def test_batches_stay_as_they_were_where_ids_are_used_again(
     """The last output of a batch lives a little longer than the batch, and has gone when the next one comes."""
     planned: list[int] = []
     own = batches.Batches._made
-    monkeypatch.setattr(waiting, "BYTES_MAX", 128)
+    monkeypatch.setattr(scanner, "HELD_BYTES", 128)
     monkeypatch.setattr(batches.Batches, "_made", lambda *args: (planned.append(1), own(*args))[1])
     model = Model(12)
     model.tell(*[lambda: torch.ones(32, dtype=torch.float16)] * 12)
@@ -175,8 +206,13 @@ def test_batches_stay_as_they_were_where_ids_are_used_again(
     assert len(planned) == 1 + 6
 
 
+@pytest.mark.parametrize("guards", [True, False], ids=["the compiler's check", "one after the other"])
 @pytest.mark.parametrize("steps_before", [0, 1, 2, 3])
-def test_a_batch_that_is_not_as_the_last_time_is_looked_at_anew(made: list[TritonScanner], steps_before: int) -> None:
+def test_a_batch_that_is_not_as_the_last_time_is_looked_at_anew(
+    made: list[TritonScanner], steps_before: int, guards: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not guards:
+        monkeypatch.setattr(torch._C._dynamo.guards, "TensorGuards", None)
     model, base = Model(3), torch.arange(64.0).half()
     same, other = torch.full((8,), 4.0).half(), torch.full((8,), 5.0).half()
     usual = (lambda: base[:8], lambda: same, lambda: same)
