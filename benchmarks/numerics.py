@@ -5,9 +5,10 @@
 Runs with and without the watch alternate; medians of the step's time. The scan's rate is of bytes read, beside a copy's
 bytes read and written. Limits: watched every step 3 % of a graph's step, every 16th step 0.5 %, 80 % of the copy rate.
 
-Two floors tell what of the cost is whose. Of eager steps: what torch takes for a hook that does nothing on each of the
-same modules, in the same rounds. Of a prefill: the bytes that are scanned, at the rate at which a copy reads and writes
-in the same run, beside the time that the scans take on the GPU.
+Floors tell what of the cost is whose. Of eager steps, in the same rounds: what torch takes for a hook that does nothing
+on each of the same modules ("hooks"), and for one that holds what the module gives until one launch has seen it, the
+least that a watch can do ("holding"). Of a prefill also the bytes that are scanned, at the rate at which a copy reads
+and writes in the same run, beside the time that the scans take on the GPU.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from spikeprof.kernels.engine import Engine
 from spikeprof.kernels.engine.model import decode
 from spikeprof.profiler.inject.events import Clock
 from spikeprof.profiler.inject.numerics.formats import FORMATS
+from spikeprof.profiler.inject.numerics.scanner import HELD_PART
 from spikeprof.profiler.inject.numerics.scanners import scanner_for
 from spikeprof.profiler.watching import Watch
 
@@ -107,20 +109,39 @@ def nothing(*_: object) -> None:
     """A hook."""
 
 
+class Holding:
+    """A hook that holds what modules give, and lets it go with a launch: at the step's end, or as the watch does."""
+
+    def __init__(self, model: Any, device: Any) -> None:
+        self._model, self._held, self._bytes = model, list[Any](), 0
+        self._limit = torch.cuda.get_device_properties(device).total_memory // HELD_PART
+        self._flag = torch.zeros((), device=device)
+
+    def __call__(self, module: Any, _: object, output: Any) -> None:
+        """What torch calls."""
+        self._held.append(output)
+        self._bytes += output[0].nbytes if type(output) is tuple else output.nbytes
+        if module is self._model or self._bytes >= self._limit:
+            self._flag.zero_()
+            self._held.clear()
+            self._bytes = 0
+
+
 def eager(model: Any, step: Step, every: int, steps: int = STEPS) -> dict[str, float]:
-    """The step without anything, with a hook on each module that does nothing, and with the watch, in turn."""
+    """The step without anything, with hooks that do nothing, that hold outputs, and with the watch, in turn."""
     rounds = []
     for _ in range(ROUNDS):
-        plain = step_ms(step, steps)
-        handles = [module.register_forward_hook(nothing) for module in model.modules()]
-        hooked = warm_step_ms(step, steps)
-        for handle in handles:
-            handle.remove()
+        times = [step_ms(step, steps)]
+        for hook in (nothing, Holding(model, torch.cuda.current_device())):
+            handles = [module.register_forward_hook(hook) for module in model.modules()]
+            times.append(warm_step_ms(step, steps))
+            for handle in handles:
+                handle.remove()
         drained = Drained(model, every)
-        watched = warm_step_ms(step, steps)
+        times.append(warm_step_ms(step, steps))
         drained.close()
-        rounds.append((plain, hooked, watched))
-    return costs(rounds, "floor", "watch")
+        rounds.append(tuple(times))
+    return costs(rounds, "hooks", "holding", "watch")
 
 
 def warm_step_ms(step: Step, steps: int) -> float:
@@ -159,7 +180,7 @@ def launches(watch: Watch) -> int:
 def gpu_ms(model: Any, step: Step, steps: int = 3) -> dict[str, float]:
     """A step's time on the GPU under the watch, of the program's kernels and of the scans.
 
-    By torch.profiler, and so last of all: it loads torch's compiler, and a watch without ``spikeprof run`` then needs hooks.
+    By torch.profiler, and so last of all: it loads torch's compiler, and the watch then has hooks in the modules.
     """
     drained = Drained(model, 1)
     for _ in range(3):

@@ -99,7 +99,7 @@ class Batches:
     def _are_the_same(self, plan: Plan, waiting: "Waiting") -> bool:
         """Whether those that were an earlier tensor are it again, and no others one of an earlier batch."""
         tensors, looks = waiting.tensors, self._looks
-        if looks.any_sent() and looks.sent_of(set(map(id, tensors))) != len(plan.sent):
+        if looks.sent_of(tensors) != len(plan.sent):
             return False
         versions = waiting.versions or [None] * len(tensors)
         return all(tensors[at] is tensors[earlier] for at, earlier in plan.same) and all(

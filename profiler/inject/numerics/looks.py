@@ -118,13 +118,11 @@ class Looks:
         sent = self._sent.get(id(tensor))
         return sent[2] if sent is not None and sent[0]() is tensor and sent[1] == version else None
 
-    def any_sent(self) -> bool:
-        """Whether tensors were scanned in this step that others hold, too."""
-        return bool(self._sent)
-
-    def sent_of(self, ids: "set[int]") -> int:
-        """How many of these are tensors that were scanned in this step; ids of those that have gone are used again."""
-        return sum(self._sent[each][0]() is not None for each in self._sent.keys() & ids) if self._sent else 0
+    def sent_of(self, tensors: "list[Any]") -> int:
+        """How many of these were scanned in this step, with a batch before; those that have gone are forgotten."""
+        for key in [key for key, (reference, _, _) in self._sent.items() if reference() is None]:
+            del self._sent[key]
+        return len(self._sent.keys() & set(map(id, tensors))) if self._sent else 0
 
     def flush(self, ends: bool = False) -> None:
         """Scan what waits; ``ends``: nothing more comes in this step."""

@@ -79,12 +79,11 @@ def spikeprof_numerics_scan(table, shapes, finished, ring, state, scratch,
                             SPECIAL: tl.constexpr, INFINITE: tl.constexpr, LARGEST: tl.constexpr, NORMAL: tl.constexpr,
                             STRIDED: tl.constexpr, TILE: tl.constexpr, STEPS: tl.constexpr, PAIRS: tl.constexpr,
                             CLOCK: tl.constexpr):  # fmt: skip
-    """The tensors in the table from ``row`` on: ``share0`` programs for each of the first ``count0``, and so on, and one
-    for each of those that are left.
+    """The tensors in the table from ``row`` on: ``share0`` programs for each of the first ``count0``, and so on.
 
-    ``state`` is [step, tickets, programs that are done, first bad scan (see keep_triton.py)] int64. ``steps`` more
-    steps have begun with this launch: its last program counts them. Nothing else is done in steps that are no multiple
-    of ``every``.
+    Those that are left have one program each. ``state`` is [step, tickets, programs that are done, first bad scan (see
+    keep_triton.py)] int64. ``steps`` more steps have begun with this launch: its last program counts them. Nothing else
+    is done in steps that are no multiple of ``every``.
     """
     step = tl.load(state) + steps
     looked_at = every == 1

@@ -24,20 +24,22 @@ ITEMS = 1
 #: Tensors are read so many bytes at a time; others count as strided.
 ALIGNED = 16
 
-#: Parts of a tensor that one program takes by itself; programs of one launch that share larger ones, and of one that
-#: share a single one. Four are on an SM at a time: more than that take turns, and the last turn fills a part of the GPU
-#: only. Elements of a byte have fewer bytes in flight, and gain from more.
+#: Parts of a tensor that one program takes by itself.
 NARROW_PARTS = 4
-SHARE_MAX = 528
-PROGRAMS = 1056
+
+#: Programs on each SM of those that share larger tensors, and of those that share the only one of a launch: all at the
+#: same time. Elements of a byte have fewer bytes in flight, and gain from twice as many.
+SHARING, SHARING_ONE = 3, 4
 
 #: Numbers of programs for a tensor that one launch can have: a step's outputs are of few sizes.
 SHARES = 4
 
-#: What waits for a launch keeps so much of the GPU's memory from being freed: a 512th of it. In a capture less, which
+#: What waits for a launch keeps so much of the GPU's memory from being freed: a 256th of it. In a capture less, which
 #: the graph keeps for good, and where a launch more costs the host nothing; so, too, where the size is not known.
-HELD_PART = 512
+HELD_PART = 256
 HELD_BYTES = 64 << 20
+
+_SMS = 132  # where the number is not known
 
 
 class Unchecked(Exception):
@@ -61,14 +63,14 @@ class Launch:
         return list(self.rows[ITEMS::ROW_WORDS])
 
 
-def shares_of(parts: "list[int]", more: int) -> "list[int]":
+def shares_of(parts: "list[int]", sms: int) -> "list[int]":
     """[tensors, programs for each of them] times ``SHARES``, of tensors of so many parts, the largest first.
 
     Each program gets as many parts as any other. What is not among them has one program a tensor.
     """
     wide = [count for count in parts if count > NARROW_PARTS]
-    programs = more * (SHARE_MAX if len(wide) == 1 else PROGRAMS) - len(wide)
-    each = max(-(-sum(wide) // max(programs, 1)), 2)
+    programs = sms * (SHARING_ONE if len(wide) == 1 else SHARING)
+    each = max(-(-sum(wide) // max(programs - len(wide), 1)), 2)
     runs: list[list[int]] = []
     for count in wide:
         share = -(-count // each)
@@ -107,7 +109,10 @@ class TritonScanner:
         self._on_gpu = device.type == "cuda"
         self._pairs = pairs  # see scan_triton.py; 1 is for the interpreter
         self.index = device.index or 0
-        self._held = torch.cuda.get_device_properties(device).total_memory // HELD_PART if self._on_gpu else HELD_BYTES
+        self._held, self._sms = HELD_BYTES, _SMS
+        if self._on_gpu:
+            properties = torch.cuda.get_device_properties(device)
+            self._held, self._sms = properties.total_memory // HELD_PART, properties.multi_processor_count
         #: The handle of a device's current stream.
         self.stream_of: Callable[[int], int] = torch._C._cuda_getCurrentRawStream if self._on_gpu else lambda _: 0
         self._steps_due = 0
@@ -211,7 +216,8 @@ class TritonScanner:
 
     def _share_out(self, launch: Launch) -> None:
         part = int(self._kernels.part_items(launch.form, launch.strided))
-        shares = shares_of([-(-items // part) for items in launch.items], 2 if launch.form.item_bytes == 1 else 1)
+        sms = self._sms * (2 if launch.form.item_bytes == 1 else 1)
+        shares = shares_of([-(-items // part) for items in launch.items], sms)
         launch.shares = tuple(shares)
         launch.programs = len(launch.items) + sum(
             count * (share - 1)

@@ -97,34 +97,31 @@ def test_large_and_small_outputs_go_in_one_launch_and_steps_need_none(made: list
 
 def test_programs_are_shared_out_by_size() -> None:
     narrow, nothing = scanner.NARROW_PARTS, [0, 1]
-    assert scanner.shares_of([narrow, 1, 1], 1) == nothing * 4
-    assert scanner.shares_of([narrow + 1, narrow], 1) == [1, 3, *nothing * 3]  # two parts each, but for one
-    # 100,000 parts over 527 programs: 190 each, with 526 of them and some to spare.
-    assert scanner.shares_of([100_000], 1) == [1, 527, *nothing * 3]
-    # 4,000 parts over 1,052 programs are 4 each.
-    assert scanner.shares_of([1000] * 4, 1) == [4, 250, *nothing * 3]
-    # As in a prefill, 15,000 over 1,050: 15 each.
-    assert scanner.shares_of([9000, 2000, 1000, 1000, 1000, 1000], 1) == [1, 600, 1, 134, 4, 67, *nothing]
-    assert scanner.shares_of([1000] * 5000, 1) == [5000, 1, *nothing * 3]
+    assert scanner.shares_of([narrow, 1, 1], 100) == nothing * 4
+    assert scanner.shares_of([narrow + 1, narrow], 100) == [1, 3, *nothing * 3]  # two parts each, but for one
+    # 40,000 parts over 399 programs, 101 each: 397 of them have something to do.
+    assert scanner.shares_of([40_000], 100) == [1, 397, *nothing * 3]
+    # 4,000 parts over 296 programs: 14 each.
+    assert scanner.shares_of([1000] * 4, 100) == [4, 72, *nothing * 3]
+    # As in a prefill, 15,000 over 294: 52 each.
+    assert scanner.shares_of([9000, 2000, 1000, 1000, 1000, 1000], 100) == [1, 174, 1, 39, 4, 20, *nothing]
+    assert scanner.shares_of([1000] * 5000, 100) == [5000, 1, *nothing * 3]
 
 
-@given(st.lists(st.integers(1, 40_000), min_size=1, max_size=60), st.sampled_from([1, 2]))
-def test_programs_have_equal_parts_of_all_that_they_share(parts: list[int], more: int) -> None:
+@given(st.lists(st.integers(1, 40_000), min_size=1, max_size=60), st.sampled_from([30, 132]))
+def test_programs_have_equal_parts_of_all_that_they_share(parts: list[int], sms: int) -> None:
     parts.sort(reverse=True)
-    shares = scanner.shares_of(parts, more)
+    shares = scanner.shares_of(parts, sms)
     counts, sizes = shares[::2], shares[1::2]
     wide = [count for count in parts if count > scanner.NARROW_PARTS]
     assert len(counts) == scanner.SHARES
     assert sum(counts) == len(wide)
-    each = max(-(-sum(wide) // max(more * scanner.PROGRAMS - len(wide), 1)), 2)
     own = [size for count, size in zip(counts, sizes, strict=True) for _ in range(count)]
-    most = more * scanner.SHARE_MAX if len(wide) == 1 else more * scanner.PROGRAMS
-    # Nobody has more than its part, unless there is one tensor only, which has half of the programs.
-    assert all(
-        -(-count // size) <= each * (2 if len(wide) == 1 else 1) + 1 for count, size in zip(wide, own, strict=True)
-    )
+    programs = sms * (scanner.SHARING_ONE if len(wide) == 1 else scanner.SHARING)
+    each = max(-(-sum(wide) // max(programs - len(wide), 1)), 2)
+    assert all(-(-count // size) <= each for count, size in zip(wide, own, strict=True))
     if len({-(-count // each) for count in wide}) <= scanner.SHARES:
-        assert sum(own) <= most
+        assert sum(own) <= programs
 
 
 def test_tensors_of_many_sizes_in_one_launch(made: list[TritonScanner], kernels: ModuleType) -> None:
