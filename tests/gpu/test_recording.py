@@ -107,11 +107,12 @@ def test_duty_windows_lose_only_what_is_in_flight(tmp_path: Path, window: str) -
     assert len(windows(trace, "off")) > 5
     start, end = trace.column("kernels", "start_ns"), trace.column("kernels", "end_ns")
     assert (end - start).max() < 5_000_000
-    # Whole replays or none: a launch that was recorded has all its kernels, unless its replay was cut off.
+    # Whole replays or none: a launch that was recorded has all its kernels, unless the switch cut its replay off.
     kernels = trace.table("kernels").to_pandas()
     kernels = kernels[(kernels.graph_id > 0) & (kernels.correlation_id > 0)]
     sizes = kernels.groupby("correlation_id").size()
-    assert (sizes == sizes.max()).mean() > 0.9
+    assert len(sizes) > 100
+    assert (sizes < sizes.max()).sum() <= 2 * len(windows(trace, "off"))
     # And under its own correlation id: no call is taken for a part of another one.
     calls = trace.table("runtime_calls").to_pandas()
     assert calls.correlation_id.is_unique

@@ -37,6 +37,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     from spikeprof.profiler.inject.numerics import looks, scanners
 
     if request.param == "triton":
+        if torch.cuda.is_available():
+            pytest.skip("tensors of the CPU are scanned by Triton in its interpreter, which a machine with a GPU has not")
         kernels: ModuleType = request.getfixturevalue("kernels")
         make = lambda device, clock, note: scanners.TritonScanner(torch, device, kernels)  # noqa: E731
         monkeypatch.setattr(looks, "scanner_for", make)
