@@ -11,7 +11,7 @@ from spikeprof.profiler.importers import open_trace
 from spikeprof.profiler.trace import Trace
 
 #: Programs of which ``sample_traces/h200_fusion`` has all twins.
-RECORDED = ("gemm_silu_mul",)
+RECORDED = ("gemm_silu_mul", "rms_norm")
 
 
 def recorded(name: str, how: str) -> Trace:
