@@ -74,7 +74,7 @@ def costs(rounds: list[tuple[float, ...]], *names: str) -> dict[str, float]:
     """Of rounds without and with something, in turn: medians, and those of what each costs, as a share and in ms."""
     plain = [times[0] for times in rounds]
     found = {"plain_ms": statistics.median(plain)}
-    for at, name in enumerate(names, 1):
+    for at, name in enumerate(names[: len(rounds[0]) - 1], 1):
         own = [times[at] for times in rounds]
         found[f"{name}_ms"] = statistics.median(after - before for before, after in zip(plain, own, strict=True))
         found[f"{name}_ratio"] = statistics.median(after / before - 1 for before, after in zip(plain, own, strict=True))
@@ -127,21 +127,22 @@ class Holding:
             self._bytes = 0
 
 
-def eager(model: Any, step: Step, every: int, steps: int = STEPS) -> dict[str, float]:
-    """The step without anything, with hooks that do nothing, that hold outputs, and with the watch, in turn."""
+def eager(model: Any, step: Step, every: int, steps: int) -> dict[str, float]:
+    """The step without anything, with the watch, and where each step is watched with hooks for the floors, in turn."""
+    hooks = (nothing, Holding(model, torch.cuda.current_device())) if every == 1 else ()
     rounds = []
     for _ in range(ROUNDS):
         times = [step_ms(step, steps)]
-        for hook in (nothing, Holding(model, torch.cuda.current_device())):
+        drained = Drained(model, every)
+        times.append(warm_step_ms(step, steps))
+        drained.close()
+        for hook in hooks:
             handles = [module.register_forward_hook(hook) for module in model.modules()]
             times.append(warm_step_ms(step, steps))
             for handle in handles:
                 handle.remove()
-        drained = Drained(model, every)
-        times.append(warm_step_ms(step, steps))
-        drained.close()
         rounds.append(tuple(times))
-    return costs(rounds, "hooks", "holding", "watch")
+    return costs(rounds, "watch", "hooks", "holding")
 
 
 def warm_step_ms(step: Step, steps: int) -> float:
@@ -199,11 +200,14 @@ def gpu_ms(model: Any, step: Step, steps: int = 3) -> dict[str, float]:
 
 
 def graphs(model: Any, step: Step, every: int) -> dict[str, float]:
-    """Two graphs of the step, one captured under the watch."""
-    plain = captured(step)
+    """Replays of two graphs captured without the watch and two under it: where their memory lies plays a part."""
+    plain = captured(step), captured(step)
     drained = Drained(model, every)
-    watched = captured(step)
-    rounds = [(step_ms(plain, 4 * STEPS), step_ms(watched, 4 * STEPS)) for _ in range(ROUNDS)]
+    watched = captured(step), captured(step)
+    rounds = []
+    for _ in range(ROUNDS):
+        first, after, later, last = (step_ms(each, 4 * STEPS) for each in (plain[0], *watched, plain[1]))
+        rounds.append(((first + last) / 2, (after + later) / 2))
     drained.close()
     return costs(rounds, "watch")
 
@@ -250,14 +254,25 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--prefill", type=int, default=2048, help="tokens of the prompt (2048)")
     parser.add_argument("--dtypes", default="float16,bfloat16,float32,float8_e4m3fn,int8")
+    parser.add_argument("--parts", default="scans,graph,eager,prefill", help="which of these are measured (all)")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("benchmarks/numerics.py needs a GPU", file=sys.stderr)
         return 1
-    figures: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    for name in options.dtypes.split(","):
-        figures[f"scan_{name}"] = scan_rates(name)
+    figures: dict[str, Any] = {}
+
+    def tell(name: str, value: Any) -> None:
+        figures[name] = value
+        if not options.json:
+            shown = {key: round(number, 4) for key, number in value.items()} if isinstance(value, dict) else value
+            print(f"{name}: {shown}", flush=True)
+
+    parts = options.parts.split(",")
+    tell("device", torch.cuda.get_device_name())
+    tell("torch", torch.__version__)
+    for name in options.dtypes.split(",") if "scans" in parts else ():
+        tell(f"scan_{name}", scan_rates(name))
         torch.cuda.empty_cache()
     engine = Engine(options.preset, max_seq_len=options.prefill + 64, max_batch=options.batch)
     network = engine.runner.decoder.network
@@ -266,26 +281,26 @@ def main() -> int:
         step = decode_step(engine, options.batch)
         for _ in range(5):
             step()
-        figures["decode"] = scans(network, step)
+        tell("decode", scans(network, step))
         for every in (1, 16):
-            figures[f"graph_decode_every_{every}"] = graphs(network, step, every)
-            figures[f"eager_decode_every_{every}"] = eager(network, step, every, 32)
-
-        def prefill() -> object:
-            return engine.generate(prompt, 1)
-
-        figures["prefill"] = found = scans(network, prefill)
-        found["bytes_ms_at_copy_rate"] = found["bytes"] / copy_bytes_per_s() * 1e3
-        figures["prefill_every_1"] = eager(network, prefill, 1, 4)
-        figures["prefill_every_16"] = eager(network, prefill, 16, 16)
-        figures["prefill_gpu"] = gpu_ms(network, prefill)
+            if "graph" in parts:
+                tell(f"graph_decode_every_{every}", graphs(network, step, every))
+            if "eager" in parts:
+                tell(f"eager_decode_every_{every}", eager(network, step, every, 16 if every == 1 else 32))
+        if "prefill" in parts:
+            prefills(network, lambda: engine.generate(prompt, 1), tell)
     if options.json:
         print(json.dumps(figures))
-        return 0
-    for name, value in figures.items():
-        shown = {key: round(number, 4) for key, number in value.items()} if isinstance(value, dict) else value
-        print(f"{name}: {shown}")
     return 0
+
+
+def prefills(model: Any, step: Step, tell: Callable[[str, Any], None]) -> None:
+    """What a prefill is made of, and what watching it costs."""
+    found = scans(model, step)
+    tell("prefill", {**found, "bytes_ms_at_copy_rate": found["bytes"] / copy_bytes_per_s() * 1e3})
+    tell("prefill_every_1", eager(model, step, 1, 4))
+    tell("prefill_every_16", eager(model, step, 16, 16))
+    tell("prefill_gpu", gpu_ms(model, step))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,14 @@ def kernels() -> ModuleType:
     return found
 
 
+@pytest.fixture(scope="session")
+def interpreted(kernels: ModuleType) -> ModuleType:
+    """The same for tensors of the CPU."""
+    if torch.cuda.is_available():
+        pytest.skip("with a GPU the Triton kernels are compiled for it: they read no tensors of the CPU")
+    return kernels
+
+
 @pytest.fixture
 def device() -> Any:
     """Where tensors of these tests are."""
@@ -37,9 +45,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     from spikeprof.profiler.inject.numerics import looks, scanners
 
     if request.param == "triton":
-        if torch.cuda.is_available():
-            pytest.skip("tensors of the CPU are scanned by Triton in its interpreter, which a machine with a GPU has not")
-        kernels: ModuleType = request.getfixturevalue("kernels")
+        kernels: ModuleType = request.getfixturevalue("interpreted")
         make = lambda device, clock, note: scanners.TritonScanner(torch, device, kernels)  # noqa: E731
         monkeypatch.setattr(looks, "scanner_for", make)
     return str(request.param)

@@ -74,7 +74,7 @@ def test_bad_values_hide_neither_each_other_nor_the_rest(kernels: ModuleType, de
 @given(data=st.data(), name=st.sampled_from([*FLOATS, *CODES]), count=st.integers(1, 5000))
 @settings(max_examples=40, deadline=None)
 def test_any_bits_are_counted_as_numpy_counts_them(
-    kernels: ModuleType, data: st.DataObject, name: str, count: int
+    interpreted: ModuleType, data: st.DataObject, name: str, count: int
 ) -> None:
     form = FORMATS[name]
     seed = data.draw(st.integers(0, 1 << 30))
@@ -83,7 +83,7 @@ def test_any_bits_are_counted_as_numpy_counts_them(
         specials = np.array(FLOATS[name][1:], raw.dtype)
         places = data.draw(st.lists(st.integers(0, count - 1), max_size=5))
         raw[places] = specials[np.arange(len(places)) % len(specials)]
-    assert both(kernels, torch.from_numpy(raw.view(f"i{form.item_bytes}").copy()), name) == by_numpy(raw, form)
+    assert both(interpreted, torch.from_numpy(raw.view(f"i{form.item_bytes}").copy()), name) == by_numpy(raw, form)
 
 
 def _views() -> dict[str, Any]:
@@ -158,12 +158,12 @@ def test_rows_of_views_are_those_of_the_view(kernels: ModuleType, device: Any, v
 @given(data=st.data(), rows=st.integers(1, 200), row=st.integers(1, 60))
 @settings(max_examples=25, deadline=None)
 def test_rows_of_any_shape_are_told_as_one_by_one(
-    kernels: ModuleType, data: st.DataObject, rows: int, row: int
+    interpreted: ModuleType, data: st.DataObject, rows: int, row: int
 ) -> None:
     tensor = torch.ones(rows, row, dtype=torch.bfloat16)
     for place in data.draw(st.lists(st.integers(0, rows * row - 1), max_size=5)):
         tensor.view(-1)[place] = math.inf
-    assert rows_by_both(kernels, tensor) == rows_by_numpy(tensor)
+    assert rows_by_both(interpreted, tensor) == rows_by_numpy(tensor)
 
 
 def test_codes_have_no_bad_rows(kernels: ModuleType, device: Any) -> None:
@@ -237,10 +237,10 @@ def test_the_proof_leaves_no_ticket_behind(kernels: ModuleType, device: Any) -> 
 
 @pytest.mark.parametrize(("wrong", "expected"), [((2,), TritonScanner), ((0, 2), scanners.TorchScanner)])
 def test_kernels_that_find_the_wrong_numbers_are_not_used(
-    kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, wrong: tuple[int, ...], expected: type
+    interpreted: ModuleType, monkeypatch: pytest.MonkeyPatch, wrong: tuple[int, ...], expected: type
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(scanners, "load_kernels", lambda needs_gpu: Faulty(kernels, wrong))
+    monkeypatch.setattr(scanners, "load_kernels", lambda needs_gpu: Faulty(interpreted, wrong))
     monkeypatch.setattr(scanners, "_has_pairs", lambda torch, device: True)
 
     class Gpu:  # a CPU that says it is one
@@ -273,9 +273,9 @@ class ShortWay:
 
 @pytest.mark.parametrize(("how", "used"), [("works", 2), ("fails", 1), ("does nothing", 1)])
 def test_the_short_way_to_launch_is_taken_where_it_finds_the_same(
-    kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, how: str, used: int
+    interpreted: ModuleType, monkeypatch: pytest.MonkeyPatch, how: str, used: int
 ) -> None:
-    scanner = TritonScanner(torch, torch.device("cpu"), kernels)
+    scanner = TritonScanner(torch, torch.device("cpu"), interpreted)
     scanner._short_way = True  # as on a GPU
     short = ShortWay(how, lambda *launch: scanner._start_by_triton(scanner._ready[FP16.number, False], *launch))
     monkeypatch.setattr(scanner_module, "launcher_for", lambda compiled, pointers, count: short)

@@ -66,7 +66,9 @@ def test_a_module_that_writes_into_its_input_is_told_from_the_one_before(way: st
     assert zeros == {"0": 0, "1": 1}
 
 
-def test_what_was_written_again_before_its_scan_is_told(kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_written_again_before_its_scan_is_told(
+    interpreted: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Adds(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -77,7 +79,7 @@ def test_what_was_written_again_before_its_scan_is_told(kernels: ModuleType, mon
             made.add_(1.0)
             return made * 2
 
-    make = lambda device, clock, note: scanners.TritonScanner(torch, device, kernels)  # noqa: E731
+    make = lambda device, clock, note: scanners.TritonScanner(torch, device, interpreted)  # noqa: E731
     monkeypatch.setattr(looks, "scanner_for", make)
     model = Adds()
     with spikeprof.watch(model) as watched, torch.no_grad():
