@@ -73,17 +73,24 @@ def _insist() -> None:
 def _end() -> None:
     if _agent is not None:
         _agent.finish()
-    if _passed_over and not (_agent is not None and _agent.activated) and _cuda_is_on():
+    if _passed_over and not (_agent is not None and _agent.activated) and _has_a_context():
         _events.event(ev="fault", where="hooks", text="CUDA was used, but not by torch, which it was expected of")
 
 
-def _cuda_is_on() -> bool:
-    """Whether the driver is loaded and initialised in this process."""
+def _has_a_context() -> bool:
+    """Whether this process has one on a GPU: to ask how many GPUs there are, as programs of the CPU do, takes none."""
     import ctypes
 
+    count, flags, active, current = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int(), ctypes.c_void_p()
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
-        return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == 0)
+        if driver.cuDeviceGetCount(ctypes.byref(count)) != 0:  # not initialised
+            return False
+        for device in range(count.value):
+            driver.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active))
+            if active.value:
+                return True
+        return driver.cuCtxGetCurrent(ctypes.byref(current)) == 0 and bool(current.value)
     except (OSError, AttributeError):
         return False
 

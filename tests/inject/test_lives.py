@@ -57,18 +57,34 @@ def test_cuda_bindings_without_torch_are_followed(lab: Lab) -> None:
     check_whole(lab.record("import cuda.bindings.driver, fakegpu; fakegpu.launch(10)"), 10)
 
 
-def test_cuda_used_past_torch_is_not_called_no_use(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = lab.folder / "cuda.c"
-    source.write_text("int cuDeviceGetCount(int *count) { return *count = 0; }")
-    library = lab.folder / "libcuda.so.1"
+#: A driver that is initialised, with two GPUs. The second one's primary context, or one of the thread, may be there.
+DRIVER = """
+#include <stdlib.h>
+int cuDeviceGetCount(int *count) { *count = 2; return 0; }
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
+{ *flags = 0; *active = device == 1 && getenv("FAKE_PRIMARY"); return 0; }
+int cuCtxGetCurrent(void **context) { *context = getenv("FAKE_CURRENT") ? context : 0; return 0; }
+"""
+
+
+@pytest.mark.parametrize("context", ["FAKE_PRIMARY", "FAKE_CURRENT", ""])
+def test_cuda_used_past_torch_is_not_called_no_use(lab: Lab, monkeypatch: pytest.MonkeyPatch, context: str) -> None:
+    """And to ask whether there is a GPU, which initialises the driver, is no use."""
+    source, library = lab.folder / "cuda.c", lab.folder / "libcuda.so.1"
+    source.write_text(DRIVER)
     build = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(library), str(source)]
     subprocess.run(build, check=True)
     monkeypatch.setenv("FAKE_LIBCUDA", str(library))
+    if context:
+        monkeypatch.setenv(context, "1")
     run = lab.record("import torch, cuda.bindings.driver as driver; driver.cuInit(0)")
     assert run.code == 0
     (process,) = run.processes
-    assert process["status"] == "not_traced"
-    assert "not by torch" in process["reason"]
+    if context:
+        assert process["status"] == "not_traced"
+        assert "not by torch" in process["reason"]
+    else:
+        assert process["status"] == "no_cuda"
     run = lab.record("import torch, cuda.bindings.driver", output=lab.folder / "unused")
     assert [p["status"] for p in run.processes] == ["no_cuda"]
 
