@@ -34,9 +34,10 @@ SHARING, SHARING_ONE = 3, 4
 #: Numbers of programs for a tensor that one launch can have: a step's outputs are of few sizes.
 SHARES = 4
 
-#: What waits for a launch keeps so much of the GPU's memory from being freed: a 256th of it. In a capture less, which
-#: the graph keeps for good, and where a launch more costs the host nothing; so, too, where the size is not known.
-HELD_PART = 256
+#: What waits for a launch keeps so much of the GPU's memory from being freed: a 256th of it, and a 16th of what was
+#: free when the watch began. In a capture less, which the graph keeps for good, and where a launch more costs the host
+#: nothing; so, too, where the size is not known.
+HELD_PART, HELD_OF_FREE = 256, 16
 HELD_BYTES = 64 << 20
 
 _SMS = 132  # where the number is not known
@@ -100,6 +101,13 @@ def merged(tensor: "Any", dimensions: int) -> "list[int]":
     return [size for size, _ in pairs] + [stride for _, stride in pairs]
 
 
+def held_bytes_of(cuda: "Any", device: "Any") -> int:
+    """What may wait on a GPU. Memory that torch has set aside and not given out is free."""
+    free, total = cuda.mem_get_info(device)
+    free += cuda.memory_reserved(device) - cuda.memory_allocated(device)
+    return int(min(total // HELD_PART, free // HELD_OF_FREE))
+
+
 class TritonScanner:
     """Of one GPU. Used by one thread at a time; ``lost`` and ``unready`` count scans that could not be made."""
 
@@ -111,8 +119,8 @@ class TritonScanner:
         self.index = device.index or 0
         self._held, self._sms = HELD_BYTES, _SMS
         if self._on_gpu:
-            properties = torch.cuda.get_device_properties(device)
-            self._held, self._sms = properties.total_memory // HELD_PART, properties.multi_processor_count
+            self._held = held_bytes_of(torch.cuda, device)
+            self._sms = torch.cuda.get_device_properties(device).multi_processor_count
         #: The handle of a device's current stream.
         self.stream_of: Callable[[int], int] = torch._C._cuda_getCurrentRawStream if self._on_gpu else lambda _: 0
         self._steps_due = 0

@@ -160,6 +160,18 @@ def test_what_is_held_is_bounded_and_goes_with_the_launch(
     assert all(len(numbers(watched, step)) == 12 for step in (0, 1))
 
 
+@pytest.mark.parametrize(("free", "idle", "held"), [(20 << 30, 0, 320 << 20), (1 << 30, 3 << 30, 256 << 20), (0, 0, 0)])
+def test_less_waits_where_little_memory_is_free(free: int, idle: int, held: int) -> None:
+    """Of 80 GiB; idle is what torch has set aside and not given out."""
+
+    class Cuda:
+        mem_get_info = staticmethod(lambda device: (free, 80 << 30))
+        memory_reserved = staticmethod(lambda device: (5 << 30) + idle)
+        memory_allocated = staticmethod(lambda device: 5 << 30)
+
+    assert scanner.held_bytes_of(Cuda, "cuda:0") == held
+
+
 def test_no_more_tensors_wait_than_a_launch_takes(made: list[TritonScanner], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "TENSORS_MAX", 3)
     model = Model(8)
