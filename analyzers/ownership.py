@@ -9,10 +9,11 @@ low-ownership
 What it means: for much of the kernel time no module of the model is known: tables by module, operator and line show
 only a part, and what is missing need not be like what is there.
 
-How it is found: kernels whose origin has a module take less than ``min_owned_share`` of all kernel time.
+How it is found: kernels whose origin has a module, or was seen to be outside of any (it has a line, and no module was
+being called), take less than ``min_owned_share`` of all kernel time.
 
 What to do: where the rest is launched one by one, attribute more steps, and steps of every kind; where it is launched
-by CUDA graphs, record from before they are captured. Work outside of any module has none.
+by CUDA graphs, record from before they are captured. Whose work outside of modules is, the table of lines tells.
 
 dominant-module
 ---------------
@@ -129,21 +130,26 @@ class Ownership:
         )
 
     def _low(self, trace: Trace, study: Study) -> list[Finding]:
-        known = study.module >= 0
-        share = _share(study, known)
-        if "modules" not in trace or not study.whole_ns or share >= self.min_owned_share:
+        recorded, found = trace.manifest.source == "spikeprof", study.found
+        inside = study.module >= 0
+        outside = ~inside & (found.of_pairs(found.stack) >= 0) & recorded
+        share, outside_share = _share(study, inside), _share(study, outside)
+        known = share + outside_share
+        if "modules" not in trace or not study.whole_ns or known >= self.min_owned_share:
             return []
-        found = study.found
         lost = np.append(found.module, -1)[found.origin] < 0
+        if recorded:
+            lost &= np.append(found.stack, -1)[found.origin] < 0
         in_graphs = int(found.length[lost & found.in_graph].sum()) / study.whole_ns
         evidence = (
             Evidence("owned_module_share", share, self.min_owned_share, "min_owned_share"),
+            Evidence("outside_modules_share", outside_share),
             Evidence("unowned_in_graphs_share", in_graphs),
-            Evidence("unowned_launched_share", 1 - share - in_graphs),
+            Evidence("unowned_launched_share", 1 - known - in_graphs),
         )
-        if trace.manifest.source != "spikeprof":
+        if not recorded:
             action = "Record with torch.profiler's with_stack=True, which adds the modules."
-        elif in_graphs > (1 - share) / 2:
+        elif in_graphs > (1 - known) / 2:
             action = "Record from before the CUDA graphs are captured: who launched their kernels is known only then."
         else:
             action = "Attribute more steps (--attribute-steps), so that every kind of step is among them."

@@ -236,6 +236,7 @@ METRIC_TITLES: dict[str, str] = {
     "owned_shapes_share": "Kernel time of known shapes",
     "owned_line_share": "Kernel time of known line",
     "unowned_in_graphs_share": "Unknown, in graphs",
+    "outside_modules_share": "Outside of any module",
     "unowned_launched_share": "Unknown, launched one by one",
     "exact_match_share": "Kernel time seen at its launch",
     "graph_match_share": "Kernel time of seen graph nodes",

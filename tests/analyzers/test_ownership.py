@@ -193,6 +193,7 @@ def test_low_ownership_says_what_would_raise_it() -> None:
     one = finding(asked(model()), "low-ownership")
     assert [(e.metric, e.value) for e in one.evidence] == [
         ("owned_module_share", 0.825),
+        ("outside_modules_share", 0),
         ("unowned_in_graphs_share", 0),
         ("unowned_launched_share", pytest.approx(0.175)),
     ]
@@ -204,6 +205,22 @@ def test_low_ownership_says_what_would_raise_it() -> None:
     at = kernels.schema.get_field_index("graph_id")
     replayed = Trace(trace.manifest, {**trace.tables, "kernels": kernels.set_column(at, "graph_id", graph)})
     assert "captured" in finding(asked(replayed), "low-ownership").recommendation
+
+
+def test_work_that_was_seen_to_be_outside_of_modules_is_no_lack() -> None:
+    """Where the head's 100 of 4,000 ns are of no module, 80 % are of one and 2.5 % outside."""
+    trace = model()
+    origins = trace.table("origins")
+    modules = origins.column("module_id").to_pylist()
+    at = origins.schema.get_field_index("module_id")
+    cut = origins.set_column(at, "module_id", pa.array([*modules[:-1], -1], pa.int32()))
+    outside = Trace(trace.manifest, {**trace.tables, "origins": cut})
+    one = finding(asked(outside, min_owned_share=0.83), "low-ownership")
+    assert [e.value for e in one.evidence] == [0.8, 0.025, 0, pytest.approx(0.175)]
+    assert not [f for f in asked(outside, min_owned_share=0.82).findings if f.rule == "low-ownership"]
+    none = origins.set_column(at, "module_id", pa.array([-1] * len(modules), pa.int32()))  # a program without modules
+    found = asked(Trace(trace.manifest, {**trace.tables, "origins": none}), min_owned_share=0.82).findings
+    assert not [f for f in found if f.rule == "low-ownership"]
 
 
 def test_the_smallest_part_with_most_of_the_time_dominates() -> None:
