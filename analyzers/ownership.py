@@ -143,7 +143,7 @@ class Ownership:
         in_graphs = int(found.length[lost & found.in_graph].sum()) / study.whole_ns
         evidence = (
             Evidence("owned_module_share", share, self.min_owned_share, "min_owned_share"),
-            Evidence("outside_modules_share", outside_share),
+            *((Evidence("outside_modules_share", outside_share),) if outside_share else ()),
             Evidence("unowned_in_graphs_share", in_graphs),
             Evidence("unowned_launched_share", 1 - known - in_graphs),
         )

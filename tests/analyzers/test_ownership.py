@@ -193,7 +193,6 @@ def test_low_ownership_says_what_would_raise_it() -> None:
     one = finding(asked(model()), "low-ownership")
     assert [(e.metric, e.value) for e in one.evidence] == [
         ("owned_module_share", 0.825),
-        ("outside_modules_share", 0),
         ("unowned_in_graphs_share", 0),
         ("unowned_launched_share", pytest.approx(0.175)),
     ]
