@@ -7,9 +7,8 @@ time, only addresses are new. That is asked of all tensors in a few calls: torch
 
 import operator
 from array import array
-from functools import reduce
 
-from ..interrupts import is_from_handler
+from ..interrupts import is_from_handler, is_ours
 from . import records
 from .scanner import ALIGNED, ITEMS, ROW_WORDS, Launch, Unchecked
 
@@ -30,6 +29,10 @@ if TYPE_CHECKING:
 #: Tensors in all batches that are kept.
 _KEPT_MAX = 16384
 
+#: Lowest bytes of addresses that are aligned, and how many bytes an address has. Hosts of GPUs are little endian.
+_ALIGNED = bytes(range(0, 256, ALIGNED))
+_ADDRESS = 8
+
 _version = operator.attrgetter("_version")
 
 
@@ -40,12 +43,13 @@ class Plan:
         self.begin, self.spots = waiting.begin, waiting.spots[:]
         #: Whether tensors are all different ones, and of these classes, dtypes, devices, sizes and strides.
         self.fits: Callable[..., bool] = _never
-        self.chosen: Callable[[list[Any]], Any] = tuple  # those of a batch that are not an earlier one
+        self.own: list[int] = []  # tensors that are no earlier one
+        self.chosen: Callable[[list[Any]], Any] = tuple  # these of the tensors of a batch
         self.same: list[tuple[int, int]] = []  # tensors that are an earlier one of the batch
         self.sent: list[tuple[int, Spot]] = []  # and those of an earlier batch
         self.launches: list[Launch] = []
         self.scanned: list[list[int]] = []  # for each launch its tensors
-        self.taken: list[Callable[[list[int]], Any]] = []  # their addresses, of all of the batch
+        self.taken: list[Callable[[list[int]], Any]] = []  # their addresses, from those of ``own``
         self.others: list[int] = []  # tensors of another device
         self.lasting = True
 
@@ -66,8 +70,9 @@ class Batches:
         try:
             if plan is not None and self._fits(plan, waiting):
                 return plan
-        except RuntimeError:  # a tensor without a version, or without memory
-            pass
+        except RuntimeError as error:  # a tensor without a version, or without memory
+            if not is_ours(error):  # of a signal handler of the program's
+                raise
         made = self._made(waiting, scanner)
         if made.lasting:
             self._kept += len(made.spots) - (len(plan.spots) if plan is not None else 0)
@@ -79,29 +84,32 @@ class Batches:
 
     def _fits(self, plan: Plan, waiting: "Waiting") -> bool:
         """Whether all is as the last time; then the addresses in the plan are those of now."""
-        tensors = waiting.tensors
-        if not (
-            waiting.begin == plan.begin
-            and waiting.spots == plan.spots
-            and plan.fits(*plan.chosen(tensors))
-            and self._are_the_same(plan, waiting)
-        ):
+        if waiting.begin != plan.begin or waiting.spots != plan.spots:
             return False
-        if not waiting.inference and (None in waiting.versions or list(map(_version, tensors)) != waiting.versions):
+        own = plan.chosen(waiting.tensors)
+        # First of all: it raises for tensors without memory, where the check might end the process, asking for strides.
+        addresses = list(map(self._address, own))
+        if not (plan.fits(*own) and _are_there(own, addresses) and self._are_the_same(plan, waiting, own)):
             return False
-        addresses = list(map(self._address, tensors))
-        if reduce(operator.or_, addresses) & (ALIGNED - 1):
+        versions = waiting.versions
+        if not waiting.inference and (None in versions or list(map(_version, waiting.tensors)) != versions):
             return False
         for launch, taken in zip(plan.launches, plan.taken):  # noqa: B905 (Python 3.9)
-            launch.rows[::ROW_WORDS] = array("q", taken(addresses))
+            now = array("q", taken(addresses))
+            if now.tobytes()[::_ADDRESS].translate(None, _ALIGNED):  # something is left of those that are not
+                return False
+            launch.rows[::ROW_WORDS] = now
         return True
 
-    def _are_the_same(self, plan: Plan, waiting: "Waiting") -> bool:
+    def _are_the_same(self, plan: Plan, waiting: "Waiting", own: "Any") -> bool:
         """Whether those that were an earlier tensor are it again, and no others one of an earlier batch."""
         tensors, looks = waiting.tensors, self._looks
-        if looks.sent_of(tensors) != len(plan.sent):
-            return False
         versions = waiting.versions or [None] * len(tensors)
+        if looks.any_sent(own) and any(
+            looks.sent(tensors[at], versions[at]) is not None and not waiting.spots[at].place.writes_input
+            for at in plan.own
+        ):
+            return False
         return all(tensors[at] is tensors[earlier] for at, earlier in plan.same) and all(
             looks.sent(tensors[at], versions[at]) is spot for at, spot in plan.sent
         )
@@ -112,6 +120,7 @@ class Batches:
         forms: dict[int, Format] = {}
         groups: dict[tuple[int, bool], list[_Row]] = {}
         for at in self._not_seen(waiting, plan, changed):
+            plan.own.append(at)
             spot, tensor = waiting.spots[at], waiting.tensors[at]
             form = looks.form(spot.place, tensor)
             if form is None or tensor.get_device() != waiting.device:
@@ -126,6 +135,8 @@ class Batches:
                 tag = records.tag_of(waiting.begin + at, form.number, spot.point)
                 strided, row, shape = scanner.row_of(tensor, form, tag)
             except (Unchecked, RuntimeError) as why:  # those of torch.func have no memory
+                if not is_ours(why):  # of a signal handler of the program's
+                    raise
                 looks.unchecked(spot.place.path, str(why) if isinstance(why, Unchecked) else "a tensor without memory")
                 plan.lasting = False
                 continue
@@ -138,10 +149,10 @@ class Batches:
         _launch(plan, forms, groups)
         plan.lasting = plan.lasting and not changed
         if plan.lasting:
-            again = {at for at, _ in plan.same}
-            plan.chosen = _getter([at for at in range(len(waiting.tensors)) if at not in again])
-            plan.fits = check_of(self._looks.torch, plan.chosen(waiting.tensors))
-            plan.taken = [_getter(scanned) for scanned in plan.scanned]
+            plan.chosen = _getter(plan.own)
+            plan.fits = check_of(looks.torch, plan.chosen(waiting.tensors))
+            among = {at: number for number, at in enumerate(plan.own)}
+            plan.taken = [_getter([among[at] for at in scanned]) for scanned in plan.scanned]
         return plan
 
     def _not_seen(self, waiting: "Waiting", plan: Plan, changed: "set[int]") -> "Iterator[int]":
@@ -189,6 +200,14 @@ def check_of(torch: "Any", tensors: "Any") -> "Callable[..., bool]":
 
 def _described(tensors: "Any") -> "list[Any]":
     return [(type(each), each.shape, each.dtype, each.device, each.stride()) for each in tensors]
+
+
+def _are_there(tensors: "Any", addresses: "list[int]") -> bool:
+    """Whether all have memory, or need none."""
+    return all(addresses) or not any(
+        each.numel() and not address
+        for each, address in zip(tensors, addresses)  # noqa: B905 (Python 3.9)
+    )
 
 
 def _never(*_: object) -> bool:

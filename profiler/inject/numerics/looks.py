@@ -118,11 +118,11 @@ class Looks:
         sent = self._sent.get(id(tensor))
         return sent[2] if sent is not None and sent[0]() is tensor and sent[1] == version else None
 
-    def sent_of(self, tensors: "list[Any]") -> int:
-        """How many of these were scanned in this step, with a batch before; those that have gone are forgotten."""
+    def any_sent(self, tensors: "Any") -> bool:
+        """Whether any of these was scanned in this step, with a batch before; those that have gone are forgotten."""
         for key in [key for key, (reference, _, _) in self._sent.items() if reference() is None]:
             del self._sent[key]
-        return len(self._sent.keys() & set(map(id, tensors))) if self._sent else 0
+        return bool(self._sent) and not self._sent.keys().isdisjoint(map(id, tensors))
 
     def flush(self, ends: bool = False) -> None:
         """Scan what waits; ``ends``: nothing more comes in this step."""

@@ -182,6 +182,8 @@ class TritonScanner:
     def row_of(self, tensor: "Any", form: "Format", tag: int) -> "tuple[bool, list[int], list[int]]":
         """(whether it is strided, its row of the table but for when, its sizes and strides if so). Raises Unchecked."""
         items, address = tensor.numel(), tensor.data_ptr()
+        if items and not address:
+            raise Unchecked("a tensor without memory")
         strided = bool(address % ALIGNED) or not tensor.is_contiguous()
         shape = merged(tensor, self._kernels.DIMENSIONS) if strided else []
         return strided, [address, items, tag, records.form_of(tensor, items)], shape

@@ -66,8 +66,9 @@ class Waiting:
         self.stream = stream_of(device)
 
     def turn_away(self) -> None:
-        """Nothing waits; of the next tensor the stream is looked at anew."""
-        self.stream = _NO_STREAM
+        """Of the next tensor the stream is looked at anew, where nothing waits."""
+        if not self.tensors:
+            self.stream = _NO_STREAM
 
     def append(self, spot: "Spot", tensor: "Any", version: "Optional[int]") -> bool:
         """Let a tensor wait. True when it is time for a launch."""
@@ -98,7 +99,7 @@ def quick(waiting: Waiting, flush: "Callable[[], None]") -> "Callable[[Spot, tup
                 if each is tensor:  # written into, or handed on
                     return False
             nbytes = spot.nbytes
-            if tensor.nbytes != nbytes or waiting.stream_of(waiting.device) != waiting.stream:
+            if tensor.nbytes != nbytes or tensor.is_nested or waiting.stream_of(waiting.device) != waiting.stream:
                 return False
             version = None if waiting.inference else tensor._version
             other = spot.same_as

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import weakref
 from collections.abc import Callable
 from types import ModuleType
@@ -16,6 +17,7 @@ from torch import nn
 import spikeprof
 from spikeprof.profiler.inject.numerics import batches, looks, scan_torch, scanner, waiting
 from spikeprof.profiler.inject.numerics.formats import FORMATS
+from spikeprof.profiler.inject.numerics.places import Spot
 from spikeprof.profiler.inject.numerics.scanner import TritonScanner
 from spikeprof.profiler.watching import Watch
 
@@ -215,6 +217,62 @@ def test_batches_stay_as_they_were_where_ids_are_used_again(
     assert len(planned) == 1 + 6
 
 
+class Around(nn.Module):
+    """A module that hands on what another one gives."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self) -> Any:
+        return self.inner()
+
+
+class Adds(nn.Module):
+    """A module that writes into what it takes."""
+
+    def forward(self, tensor: Any) -> Any:
+        return tensor.add_(1.0)
+
+
+class Chain(nn.Module):
+    """Modules of which one hands on what an earlier batch gave, twice, and one writes into it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = Gives(), Gives()
+        self.around, self.adds = Around(Around(Gives())), Adds()
+        self.first.gives = lambda: torch.ones(3)
+        self.last.gives = lambda: torch.ones(5)
+        self.around.inner.inner.gives = lambda: torch.ones(8)  # type: ignore[union-attr, assignment]
+
+    def forward(self) -> Any:
+        self.first()
+        self.adds(self.around())
+        return self.last()
+
+
+@pytest.mark.parametrize("inference", [True, False], ids=["inference", "versions"])
+def test_batches_stay_as_they_were_where_tensors_of_earlier_ones_come_again(
+    made: list[TritonScanner], inference: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[int] = []
+    own = batches.Batches._made
+    monkeypatch.setattr(waiting, "TENSORS_MAX", 2)
+    monkeypatch.setattr(batches.Batches, "_made", lambda *args: (planned.append(1), own(*args))[1])
+    model = Chain()
+    with torch.inference_mode(inference), torch.no_grad(), spikeprof.watch(model) as watched:
+        for _ in range(3):
+            model()
+        known = len(planned)
+        for _ in range(4):
+            model()
+    assert len(planned) == known
+    names = ["first", "around.inner.inner", "adds", "last"]
+    amax = {name: row[2] for name, row in numbers(watched, 6).items()}
+    assert amax == dict(zip(names, [1.0, 1.0, 2.0, 1.0], strict=True))
+
+
 @pytest.mark.parametrize("guards", [True, False], ids=["the compiler's check", "one after the other"])
 @pytest.mark.parametrize("steps_before", [0, 1, 2, 3])
 def test_a_batch_that_is_not_as_the_last_time_is_looked_at_anew(
@@ -250,6 +308,75 @@ def test_a_batch_that_is_not_as_the_last_time_is_looked_at_anew(
             rows = {r["module"]: r["rows_count"] for r in watched.stats() if r["step"] == step}
             assert rows["parts.0"] == (2 if gives[0]().dim() == 2 else 0)
             step += 1
+
+
+ODD = {  # of as many bytes as usual
+    "a nested tensor": lambda: torch.nested.nested_tensor([torch.ones(4), torch.ones(4)]),
+    "layout torch._mkldnn": lambda: torch.ones(8).to_mkldnn(),
+    "layout torch.sparse_csr": lambda: torch.tensor([[1.0, 2.0]]).to_sparse_csr(),  # as many bytes of values
+    "a tensor without memory": lambda: torch._to_functional_tensor(torch.ones(8)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(nested tensors|Sparse CSR)")
+@pytest.mark.parametrize("guards", [True, False], ids=["the compiler's check", "one after the other"])
+@pytest.mark.parametrize("why", ODD)
+@pytest.mark.parametrize("at", [0, 1])
+def test_outputs_without_strides_or_memory_end_nothing(
+    made: list[TritonScanner], why: str, at: int, guards: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler's check would end the process, were it asked about some of them."""
+    if not guards:
+        monkeypatch.setattr(torch._C._dynamo.guards, "TensorGuards", None)
+    model = Model(3)
+    usual = [lambda: torch.ones(8)] * 3
+    if "csr" in why:
+        usual = [lambda: torch.ones(2)] * 3
+    with torch.no_grad(), spikeprof.watch(model) as watched:
+        for step in range(6):
+            model.tell(*(ODD[why] if (step, each) == (3, at) else usual[each] for each in range(3)))
+            model()
+    others = [f"parts.{each}" for each in range(3) if each != at]
+    told = [list(numbers(watched, step)) for step in range(6)]
+    assert told == [others if step == 3 else ["parts.0", "parts.1", "parts.2"] for step in range(6)]
+    assert watched.unchecked == [(f"parts.{at}", why)]
+    assert watched.remarks == []
+
+
+@pytest.mark.parametrize("steps_before", [0, 3])
+def test_memory_that_is_given_up_while_its_tensor_waits_is_not_read(
+    made: list[TritonScanner], steps_before: int
+) -> None:
+    model = Model(4)
+    model.tell(*[lambda: torch.ones(8)] * 3, lambda: torch.empty(0))  # the last one needs none
+    with torch.no_grad(), spikeprof.watch(model) as watched:
+        for step in range(steps_before + 2):
+            model.between = {1: lambda made: made.untyped_storage().resize_(0)} if step == steps_before else {}
+            model()
+    told = [list(numbers(watched, step)) for step in range(steps_before + 2)]
+    whole = ["parts.0", "parts.1", "parts.2", "parts.3"]
+    assert told == [whole] * steps_before + [["parts.0", "parts.2", "parts.3"], whole]
+    assert watched.unchecked == [("parts.1", "a tensor without memory")]
+
+
+def test_a_program_s_exception_is_its_own_whatever_the_batch_asks(
+    made: list[TritonScanner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def alarm(*_: object) -> None:
+        raise RuntimeError("enough")
+
+    before = signal.signal(signal.SIGUSR1, alarm)
+    model = Model(2)
+    model.tell(*[lambda: torch.ones(8)] * 2)
+    try:
+        with torch.no_grad(), spikeprof.watch(model):
+            for _ in range(3):
+                model()
+            monkeypatch.setattr(batches.Batches, "_are_the_same", lambda *_: signal.raise_signal(signal.SIGUSR1))
+            with pytest.raises(RuntimeError, match="enough"):
+                model()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_what_was_written_while_it_waited_is_told_at_each_turn(made: list[TritonScanner]) -> None:
@@ -332,3 +459,15 @@ def test_any_outputs_in_any_order_have_their_own_numbers(
                 wanted.append({f"parts.{at}": [*expected(given[at]), "later"] for at in firsts})
         assert [numbers(watched, step) for step in range(len(order))] == wanted
         assert watched.remarks == []
+
+
+def test_the_stream_of_what_waits_is_kept() -> None:
+    """A launch may leave tensors of another device, which wait for the next one."""
+    stage = waiting.Waiting()
+    stage.turn_to(1, lambda _: 7, 1000)
+    stage.append(Spot(None, 0, 0), torch.ones(2), 0)
+    stage.turn_away()
+    assert stage.is_of(1)
+    stage.clear()
+    stage.turn_away()
+    assert not stage.is_of(1)
