@@ -3,10 +3,12 @@
 import warnings
 from array import array
 
+from ..interrupts import is_ours
 from . import records, scan_torch
 from .formats import FORMATS
 from .launcher import launcher_for, on_stream
 from .memory import RING_RECORDS, memory_for
+from .mirror import CALLED
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -104,7 +106,11 @@ def merged(tensor: "Any", dimensions: int) -> "list[int]":
 def held_bytes_of(cuda: "Any", device: "Any") -> int:
     """What may wait on a GPU. Memory that torch has set aside and not given out is free."""
     free, total = cuda.mem_get_info(device)
-    free += cuda.memory_reserved(device) - cuda.memory_allocated(device)
+    try:
+        free += cuda.memory_reserved(device) - cuda.memory_allocated(device)
+    except RuntimeError as error:  # an allocator of the program's, which tells nothing of that
+        if not is_ours(error, *CALLED):  # of a signal handler of the program's
+            raise
     return int(min(total // HELD_PART, free // HELD_OF_FREE))
 
 

@@ -54,6 +54,8 @@ class TorchScanner:
         """Scan one tensor. Raises Unchecked."""
         if self.capturing():
             raise Unchecked("in a CUDA graph, and Triton is missing")
+        if _is_without_memory(tensor):
+            raise Unchecked("a tensor without memory")
         elements = tensor.numel() * (2 if form.kind == NIBBLES else 1)
         laid_out = records.form_of(tensor, tensor.numel()) | records.AT_ONCE
         if not self._on_gpu:
@@ -100,6 +102,16 @@ class TorchScanner:
             return
         self._made.append(records.pack(self._tickets, step, tag, when_ns, elements, found, laid_out))
         self._tickets += 1
+
+
+def _is_without_memory(tensor: "Any") -> bool:
+    """Whether the program gave its storage up: operators would read it all the same, and end the process."""
+    try:
+        return bool(tensor.numel()) and not tensor.untyped_storage().nbytes()
+    except (RuntimeError, AttributeError) as error:  # of torch.func, which has others' storage; torch before 2.0
+        if not is_ours(error, *CALLED):  # of a signal handler of the program's
+            raise
+        return False
 
 
 def _has_pairs(torch: "Any", device: "Any") -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import weakref
 from collections.abc import Callable
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -172,6 +172,19 @@ def test_less_waits_where_little_memory_is_free(free: int, idle: int, held: int)
         memory_allocated = staticmethod(lambda device: 5 << 30)
 
     assert scanner.held_bytes_of(Cuda, "cuda:0") == held
+
+
+def test_an_allocator_that_tells_nothing_of_itself_is_no_reason_to_scan_otherwise() -> None:
+    """As ``torch.cuda.memory.CUDAPluggableAllocator``."""
+
+    def refuse(device: Any) -> int:
+        raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
+
+    class Cuda:
+        mem_get_info = staticmethod(lambda device: (20 << 30, 80 << 30))
+        memory_reserved = FunctionType(refuse.__code__, {**globals(), "__name__": "torch.cuda.memory"})
+
+    assert scanner.held_bytes_of(Cuda, "cuda:0") == 320 << 20
 
 
 def test_no_more_tensors_wait_than_a_launch_takes(made: list[TritonScanner], monkeypatch: pytest.MonkeyPatch) -> None:

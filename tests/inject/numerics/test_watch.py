@@ -133,6 +133,22 @@ def test_nested_outputs_are_followed_and_others_named(way: str) -> None:
     ]
 
 
+def test_an_output_whose_memory_the_program_gave_up_is_not_read(way: str) -> None:
+    class Frees(nn.Module):
+        def forward(self, tensor: Any) -> Any:
+            made = tensor + 1
+            made.untyped_storage().resize_(0)
+            return made
+
+    model = nn.ModuleDict({"frees": Frees(), "adds": nn.Linear(4, 4)})
+    model.forward = lambda tensor: (model["frees"](tensor), model["adds"](tensor))[1]  # type: ignore[method-assign]
+    with torch.no_grad(), spikeprof.watch(model) as watched:
+        for _ in range(3):
+            model(torch.ones(2, 4))
+    assert {(row["step"], row["module"]) for row in watched.stats()} == {(step, "adds") for step in range(3)}
+    assert watched.unchecked == [("frees", "a tensor without memory")]
+
+
 def test_patterns_steps_and_roles(way: str) -> None:
     model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
     model.forward = lambda x: model["b"](model["a"](x))  # type: ignore[method-assign]
