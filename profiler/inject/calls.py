@@ -140,6 +140,7 @@ class Calls:
                 # The program's traceback is its own (from Python 3.11 on).
                 trace = error.__traceback__
                 error.__traceback__ = trace.tb_next if trace is not None else None
+                del trace  # or this frame would hold itself, and all that the program's frames hold
                 raise
             finally:
                 if outermost:

@@ -60,6 +60,7 @@ class Captures:
             except BaseException as error:
                 trace = error.__traceback__
                 error.__traceback__ = trace.tb_next if trace is not None else None
+                del trace  # or this frame would hold itself, and all that the program's frames hold
                 raise
             if after is not None and alive[0]:
                 after()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import gc
 import pickle
 import re
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -129,6 +132,20 @@ def test_tracebacks_are_the_programs_own(calls: Calls, narrow: bool) -> None:
     assert failure(model, call) == plain
     assert heard.open == 0
     assert heard.steps == ["Model"] * (1 + narrow)
+
+
+def test_what_a_call_that_failed_holds_goes_with_its_exception(calls: Calls, heard: Heard) -> None:
+    model, x = Model(), torch.ones(3, 4)
+    alive = weakref.ref(x)
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError):
+            model(x)
+        del x
+        assert alive() is None
+    finally:
+        gc.enable()
+    assert heard.steps == ["Model"]
 
 
 def test_what_a_call_looks_like_from_outside(calls: Calls, heard: Heard) -> None:

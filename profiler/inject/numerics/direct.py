@@ -210,6 +210,7 @@ def _function_of(direct: "Direct", numerics: "Numerics", original: "Any") -> "An
             while trace is not None and trace.tb_frame.f_code in ours:
                 trace = trace.tb_next
             error.__traceback__ = trace
+            del trace  # or this frame would hold itself, and all that the program's frames hold
             raise
         if direct.places and numerics.thread == get_ident():  # in this order for a compiler that kept the function
             place = direct.places.get(id(args[0]))

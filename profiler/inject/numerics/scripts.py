@@ -52,6 +52,7 @@ def _hiding(original: "Any") -> "Any":
             # The program's traceback is its own (from Python 3.11 on).
             trace = error.__traceback__
             error.__traceback__ = trace.tb_next if trace is not None else None
+            del trace  # or this frame would hold itself, and all that the program's frames hold
             raise
         finally:
             for hooks, items in taken:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import pickle
@@ -9,6 +10,7 @@ import sys
 import threading
 import traceback
 import types
+import weakref
 from typing import Any
 
 import pytest
@@ -125,6 +127,29 @@ def test_exceptions_pass_with_a_traceback_of_the_programs_own() -> None:
     frames = traceback.extract_tb(caught.value.__traceback__)
     assert not [frame for frame in frames if "spikeprof" in frame.filename]
     assert [frame.name for frame in frames].count("_call_impl") >= 3
+
+
+def test_what_a_step_that_failed_has_made_goes_with_its_exception() -> None:
+    """As of a step that ran out of memory: what the program tries next needs that, and no collector of garbage."""
+    made: list[weakref.ref[Any]] = []
+
+    class Fails(nn.Module):
+        def forward(self, x: Any) -> Any:
+            big = x + 1
+            made.append(weakref.ref(big))
+            raise MemoryError("of the program")
+
+    model = nn.Sequential(nn.Sequential(Adds(1.0), Fails()))
+    gc.disable()
+    try:
+        with spikeprof.watch(model):
+            for _ in range(2):
+                with contextlib.suppress(MemoryError):
+                    model(torch.ones(2))
+                assert [ref() for ref in made] == [None] * len(made)
+    finally:
+        gc.enable()
+    assert len(made) == 2
 
 
 def test_a_second_watch_uses_hooks_and_both_see_all() -> None:
