@@ -43,13 +43,11 @@ class Plan:
         self.begin, self.spots = waiting.begin, waiting.spots[:]
         #: Whether tensors are all different ones, and of these classes, dtypes, devices, sizes and strides.
         self.fits: Callable[..., bool] = _never
-        self.own: list[int] = []  # tensors that are no earlier one
-        self.chosen: Callable[[list[Any]], Any] = tuple  # these of the tensors of a batch
+        self.chosen: Callable[[list[Any]], Any] = tuple  # those of a batch that are scanned, in this order
         self.same: list[tuple[int, int]] = []  # tensors that are an earlier one of the batch
         self.sent: list[tuple[int, Spot]] = []  # and those of an earlier batch
         self.launches: list[Launch] = []
         self.scanned: list[list[int]] = []  # for each launch its tensors
-        self.taken: list[Callable[[list[int]], Any]] = []  # their addresses, from those of ``own``
         self.others: list[int] = []  # tensors of another device
         self.lasting = True
 
@@ -94,11 +92,13 @@ class Batches:
         versions = waiting.versions
         if not waiting.inference and (None in versions or list(map(_version, waiting.tensors)) != versions):
             return False
-        for launch, taken in zip(plan.launches, plan.taken):  # noqa: B905 (Python 3.9)
-            now = array("q", taken(addresses))
-            if now.tobytes()[::_ADDRESS].translate(None, _ALIGNED):  # something is left of those that are not
-                return False
-            launch.rows[::ROW_WORDS] = now
+        now, begin = array("q", addresses), 0
+        if now.tobytes()[::_ADDRESS].translate(None, _ALIGNED):  # something is left of those that are not
+            return False
+        for launch, scanned in zip(plan.launches, plan.scanned):  # noqa: B905 (Python 3.9)
+            end = begin + len(scanned)
+            launch.rows[::ROW_WORDS] = now[begin:end]
+            begin = end
         return True
 
     def _are_the_same(self, plan: Plan, waiting: "Waiting", own: "Any") -> bool:
@@ -107,7 +107,8 @@ class Batches:
         versions = waiting.versions or [None] * len(tensors)
         if looks.any_sent(own) and any(
             looks.sent(tensors[at], versions[at]) is not None and not waiting.spots[at].place.writes_input
-            for at in plan.own
+            for scanned in plan.scanned
+            for at in scanned
         ):
             return False
         return all(tensors[at] is tensors[earlier] for at, earlier in plan.same) and all(
@@ -120,7 +121,6 @@ class Batches:
         forms: dict[int, Format] = {}
         groups: dict[tuple[int, bool], list[_Row]] = {}
         for at in self._not_seen(waiting, plan, changed):
-            plan.own.append(at)
             spot, tensor = waiting.spots[at], waiting.tensors[at]
             form = looks.form(spot.place, tensor)
             if form is None or tensor.get_device() != waiting.device:
@@ -149,10 +149,8 @@ class Batches:
         _launch(plan, forms, groups)
         plan.lasting = plan.lasting and not changed
         if plan.lasting:
-            plan.chosen = _getter(plan.own)
+            plan.chosen = _getter([at for scanned in plan.scanned for at in scanned])
             plan.fits = check_of(looks.torch, plan.chosen(waiting.tensors))
-            among = {at: number for number, at in enumerate(plan.own)}
-            plan.taken = [_getter([among[at] for at in scanned]) for scanned in plan.scanned]
         return plan
 
     def _not_seen(self, waiting: "Waiting", plan: Plan, changed: "set[int]") -> "Iterator[int]":
