@@ -29,7 +29,7 @@ from spikeprof.kernels.engine import Engine
 from spikeprof.kernels.engine.model import decode
 from spikeprof.profiler.inject.events import Clock
 from spikeprof.profiler.inject.numerics.formats import FORMATS
-from spikeprof.profiler.inject.numerics.scanner import HELD_PART
+from spikeprof.profiler.inject.numerics.scanner import held_bytes_of
 from spikeprof.profiler.inject.numerics.scanners import scanner_for
 from spikeprof.profiler.watching import Watch
 
@@ -114,7 +114,7 @@ class Holding:
 
     def __init__(self, model: Any, device: Any) -> None:
         self._model, self._held, self._bytes = model, list[Any](), 0
-        self._limit = torch.cuda.get_device_properties(device).total_memory // HELD_PART
+        self._limit = held_bytes_of(torch.cuda, device)
         self._flag = torch.zeros((), device=device)
 
     def __call__(self, module: Any, _: object, output: Any) -> None:
