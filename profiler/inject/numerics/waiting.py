@@ -73,12 +73,23 @@ class Waiting:
     def append(self, spot: "Spot", tensor: "Any", version: "Optional[int]") -> bool:
         """Let a tensor wait. True when it is time for a launch."""
         spot.nbytes = tensor.nbytes
-        if not self.inference:
-            self.versions.append(version)
-        self.tensors.append(tensor)
-        self.spots.append(spot)
+        try:
+            if not self.inference:
+                self.versions.append(version)
+            self.tensors.append(tensor)
+            self.spots.append(spot)
+        except BaseException:  # of a signal handler of the program's
+            self.even_out()
+            raise
         self.nbytes += spot.nbytes
         return self.nbytes >= self.bytes_max or len(self.tensors) >= TENSORS_MAX
+
+    def even_out(self) -> None:
+        """What is not in all lists never came: the next one's place is the same in each."""
+        lists: list[list[Any]] = [self.tensors, self.spots, *([] if self.inference else [self.versions])]
+        count = min(map(len, lists))
+        for each in lists:
+            del each[count:]
 
     def clear(self) -> None:
         """Hold nothing any more."""
@@ -116,10 +127,11 @@ def quick(waiting: Waiting, flush: "Callable[[], None]") -> "Callable[[Spot, tup
             tensors.append(tensor)
             spots.append(spot)
             waiting.nbytes = nbytes = waiting.nbytes + nbytes
-        except RuntimeError as error:
-            if not is_ours(error):  # of a signal handler of the program's
-                raise
-            return False  # the tensor has no version, or no memory
+        except BaseException as error:
+            if isinstance(error, RuntimeError) and is_ours(error):
+                return False  # the tensor has no version, or no memory
+            waiting.even_out()  # a signal handler of the program's raised it
+            raise
         if nbytes >= waiting.bytes_max or len(tensors) >= TENSORS_MAX:
             flush()
         return True

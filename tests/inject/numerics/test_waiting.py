@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import weakref
 from collections.abc import Callable
@@ -484,3 +485,35 @@ def test_the_stream_of_what_waits_is_kept() -> None:
     stage.clear()
     stage.turn_away()
     assert not stage.is_of(1)
+
+
+class Interrupted(list[Any]):
+    """A list in whose ``append`` a signal handler raises, the second time."""
+
+    calls = 0
+
+    def append(self, value: Any) -> None:
+        self.calls += 1
+        if self.calls == 2:
+            raise TimeoutError
+        super().append(value)
+
+
+@pytest.mark.parametrize("name", ["tensors", "spots"])
+@pytest.mark.parametrize("slow", [True, False], ids=["a first output", "an output as before"])
+def test_what_a_signal_handler_interrupts_is_no_other_module_s(name: str, slow: bool) -> None:
+    stage = waiting.Waiting()
+    setattr(stage, name, Interrupted())
+    stage.turn_to(-1, lambda _: 0, 1000)
+    spots, tensors = [Spot(None, 0, at) for at in range(3)], [torch.full((2,), float(at)) for at in range(3)]
+    waits = waiting.quick(stage, lambda: None)
+    for spot, tensor in zip(spots, tensors, strict=True):
+        spot.nbytes = tensor.nbytes
+        with contextlib.suppress(TimeoutError):
+            if slow:
+                stage.append(spot, tensor, 0)
+            else:
+                assert waits(spot, (), tensor)
+    assert [spot.point for spot in stage.spots] == [0, 2]
+    assert [float(tensor[0]) for tensor in stage.tensors] == [0.0, 2.0]
+    assert len(stage.versions) == 2
