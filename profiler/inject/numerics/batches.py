@@ -33,7 +33,7 @@ _KEPT_MAX = 16384
 _ALIGNED = bytes(range(0, 256, ALIGNED))
 _ADDRESS = 8
 
-_version = operator.attrgetter("_version")
+_version, _is_nested = operator.attrgetter("_version"), operator.attrgetter("is_nested")
 
 
 class Plan:
@@ -58,12 +58,12 @@ class Batches:
     def __init__(self, looks: "Looks") -> None:
         self._looks = looks
         self._address = looks.tensor.data_ptr
-        self._plans: dict[Any, Plan] = {}  # by the first spot and the first shape
+        self._plans: dict[Any, Plan] = {}  # by the first spot and bytes of the first tensor
         self._kept = 0
 
     def plan(self, waiting: "Waiting", scanner: "TritonScanner") -> Plan:
         """What is to be launched for what waits."""
-        key = waiting.spots[0], waiting.tensors[0].shape
+        key = waiting.spots[0], waiting.tensors[0].nbytes
         plan = self._plans.get(key)
         try:
             if plan is not None and self._fits(plan, waiting):
@@ -85,7 +85,9 @@ class Batches:
         if waiting.begin != plan.begin or waiting.spots != plan.spots:
             return False
         own = plan.chosen(waiting.tensors)
-        # First of all: it raises for tensors without memory, where the check might end the process, asking for strides.
+        # The check asks for sizes and strides, and ends the process where there are none; an address only raises.
+        if True in map(_is_nested, own):
+            return False
         addresses = list(map(self._address, own))
         if not (plan.fits(*own) and _are_there(own, addresses) and self._are_the_same(plan, waiting, own)):
             return False

@@ -183,7 +183,8 @@ _loading = _Loading()
 
 
 def _function_of(direct: "Direct", numerics: "Numerics", original: "Any") -> "Any":
-    waits, gave, plain, roots = numerics.waits, numerics.gave, numerics.looks.tensor, direct.roots
+    waits, several, gave = numerics.waits, numerics.several, numerics.gave
+    plain, roots = numerics.looks.tensor, direct.roots
 
     def step(root: "Root", args: "tuple[Any, ...]", kwargs: "dict[str, Any]") -> "Any":
         if not direct.ready():  # hooks tell from now on
@@ -199,9 +200,10 @@ def _function_of(direct: "Direct", numerics: "Numerics", original: "Any") -> "An
             alone(numerics.ends, root)
 
     def call(*args: "Any", **kwargs: "Any") -> "Any":
-        root = roots and roots.get(id(args[0]))
+        number = id(args[0])
+        root = roots.get(number)
         try:
-            if root:
+            if root is not None:
                 return step(root, args, kwargs)
             output = original(*args, **kwargs) if kwargs else original(*args)
         except BaseException as error:
@@ -213,9 +215,14 @@ def _function_of(direct: "Direct", numerics: "Numerics", original: "Any") -> "An
             del trace  # or this frame would hold itself, and all that the program's frames hold
             raise
         if direct.places and numerics.thread == get_ident():  # in this order for a compiler that kept the function
-            place = direct.places.get(id(args[0]))
+            place = direct.places.get(number)
             if place is not None and (
-                type(output) is not plain or functions_overridden() or not waits(place.spots[0], args, output)
+                functions_overridden()
+                or not (
+                    waits(place.spots[0], args, output)
+                    if type(output) is plain
+                    else several(direct.root, place, args, output)
+                )
             ):
                 gave(direct.root, place, args, output)
         return output

@@ -14,12 +14,18 @@ if TYPE_CHECKING:
     from .roots import Root
     from .watch import Numerics
 
+    Gave = Callable[[Root, Place, tuple[Any, ...], Any], None]
+    Several = Callable[[Root, Place, tuple[Any, ...], Any], bool]
+
 #: Classes that hand their input on as it is.
 _HAND_ON = ("Identity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout")
 
 
-def giver(numerics: "Numerics") -> "Callable[[Root, Place, tuple[Any, ...], Any], None]":
-    """What is called with all that a module gave, and the arguments of the call: the module is the first."""
+def giver(numerics: "Numerics") -> "tuple[Gave, Several]":
+    """What is called with all that a module gave, and a short way for tuples of tensors, which says False of others.
+
+    Both take the arguments of the call: the module is the first. The short way is for where no mode is on.
+    """
     waits, looks, plain = numerics.waits, numerics.looks, numerics.looks.tensor
 
     def gave(root: "Root", place: "Place", args: "tuple[Any, ...]", output: "Any") -> None:
@@ -30,17 +36,30 @@ def giver(numerics: "Numerics") -> "Callable[[Root, Place, tuple[Any, ...], Any]
             if type(output) is plain:
                 if not waits(place.spots[0], args, output):
                     see(root, place, args, 0, output)
-                return
-            if type(output) is tuple and len(output) == len(place.spots):
-                for each in output:
-                    if type(each) is not plain:
-                        break
-                else:
-                    for index, each in enumerate(output):
-                        if not waits(place.spots[index], args, each):
-                            see(root, place, args, index, each)
-                    return
-            see_all(root, place, args, output)
+            elif not several(root, place, args, output):
+                see_all(root, place, args, output)
+        except Exception as error:
+            numerics.fault(error)
+
+    def several(root: "Root", place: "Place", args: "tuple[Any, ...]", output: "Any") -> bool:
+        if type(output) is not tuple:
+            return False
+        spots = place.spots
+        if len(output) != len(spots):
+            output = [each for each in output if each is not None]
+            if len(output) != len(spots):
+                return False
+        for each in output:
+            if type(each) is not plain:
+                return False
+        for index, each in enumerate(output):
+            if not waits(spots[index], args, each):
+                alone(sees_one, root, place, args, index, each)
+        return True
+
+    def sees_one(root: "Root", place: "Place", args: "tuple[Any, ...]", index: int, tensor: "Any") -> None:
+        try:
+            see(root, place, args, index, tensor)
         except Exception as error:
             numerics.fault(error)
 
@@ -64,7 +83,7 @@ def giver(numerics: "Numerics") -> "Callable[[Root, Place, tuple[Any, ...], Any]
         if numerics.first_bad.fresh:
             numerics.first_bad.keep_now(place, args[1:])
 
-    return gave
+    return gave, several
 
 
 def gives(module: "Any") -> bool:

@@ -110,7 +110,7 @@ def quick(waiting: Waiting, flush: "Callable[[], None]") -> "Callable[[Spot, tup
                 if each is tensor:  # written into, or handed on
                     return False
             nbytes = spot.nbytes
-            if tensor.nbytes != nbytes or tensor.is_nested or waiting.stream_of(waiting.device) != waiting.stream:
+            if tensor.nbytes != nbytes or waiting.stream_of(waiting.device) != waiting.stream:
                 return False
             version = None if waiting.inference else tensor._version
             other = spot.same_as

@@ -212,6 +212,33 @@ def test_an_output_that_was_launched_and_is_handed_on_later_is_not_scanned_again
     assert [sorted(numbers(watched, step)) for step in range(4)] == [["parts.0", "parts.1", "parts.2", "parts.4"]] * 4
 
 
+def test_each_tensor_of_a_tuple_is_scanned_once_whatever_its_neighbours_do(made: list[TritonScanner]) -> None:
+    def ones(count: int) -> Any:
+        return torch.ones(count, dtype=torch.float16)
+
+    turns: list[Callable[[], Any]] = [
+        lambda: (ones(8), None, ones(4)),
+        lambda: (ones(8), None, ones(4)),
+        lambda: (ones(8), None, ones(5)),  # one of them is not as the last time
+        lambda: (ones(9), ones(5)),
+        lambda: (None, ones(9), ones(5), None),
+        lambda: (ones(9), None),
+        lambda: (ones(9), [ones(5)]),
+        lambda: (None, None),
+        lambda: (ones(9), ones(5), ones(2)),
+        lambda: (ones(9), ones(5), ones(2)),
+    ]
+    model = Model(1)
+    with torch.inference_mode(), spikeprof.watch(model) as watched:
+        for turn in turns:
+            model.tell(turn)
+            model()
+    rows = [(row["step"], row["elements_count"]) for row in watched.stats() if row["module"] == "parts.0"]
+    sizes = [[8, 4], [8, 4], [8, 5], [9, 5], [9, 5], [9], [9, 5], [], [9, 5, 2], [9, 5, 2]]
+    assert rows == [(step, size) for step, given in enumerate(sizes) for size in given]
+    assert watched.remarks == []
+
+
 def test_batches_stay_as_they_were_where_ids_are_used_again(
     made: list[TritonScanner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
