@@ -34,7 +34,7 @@ from spikeprof.profiler.inject.numerics.scanners import scanner_for
 from spikeprof.profiler.watching import Watch
 
 CONTEXT = 512
-ROUNDS, STEPS = 7, 20
+ROUNDS, EAGER_ROUNDS, STEPS = 7, 15, 20  # the host's time varies more
 SCAN_BYTES = 1 << 30
 
 Step = Callable[[], object]
@@ -109,29 +109,28 @@ def nothing(*_: object) -> None:
     """A hook."""
 
 
-class Holding:
+def holder(model: Any, device: Any) -> Callable[..., None]:
     """A hook that holds what modules give, and lets it go with a launch: at the step's end, or as the watch does."""
+    held: list[Any] = []
+    size, limit, flag = 0, held_bytes_of(torch.cuda, device), torch.zeros((), device=device)
 
-    def __init__(self, model: Any, device: Any) -> None:
-        self._model, self._held, self._bytes = model, list[Any](), 0
-        self._limit = held_bytes_of(torch.cuda, device)
-        self._flag = torch.zeros((), device=device)
+    def hold(module: Any, _: object, output: Any) -> None:
+        nonlocal size
+        held.append(output)
+        size += output[0].nbytes if type(output) is tuple else output.nbytes
+        if module is model or size >= limit:
+            flag.zero_()
+            held.clear()
+            size = 0
 
-    def __call__(self, module: Any, _: object, output: Any) -> None:
-        """What torch calls."""
-        self._held.append(output)
-        self._bytes += output[0].nbytes if type(output) is tuple else output.nbytes
-        if module is self._model or self._bytes >= self._limit:
-            self._flag.zero_()
-            self._held.clear()
-            self._bytes = 0
+    return hold
 
 
 def eager(model: Any, step: Step, every: int, steps: int) -> dict[str, float]:
     """The step without anything, with the watch, and where each step is watched with hooks for the floors, in turn."""
-    hooks = (nothing, Holding(model, torch.cuda.current_device())) if every == 1 else ()
+    hooks = (nothing, holder(model, torch.cuda.current_device())) if every == 1 else ()
     rounds = []
-    for _ in range(ROUNDS):
+    for _ in range(EAGER_ROUNDS):
         times = [step_ms(step, steps)]
         drained = Drained(model, every)
         times.append(warm_step_ms(step, steps))
@@ -286,7 +285,7 @@ def main() -> int:
             if "graph" in parts:
                 tell(f"graph_decode_every_{every}", graphs(network, step, every))
             if "eager" in parts:
-                tell(f"eager_decode_every_{every}", eager(network, step, every, 16 if every == 1 else 32))
+                tell(f"eager_decode_every_{every}", eager(network, step, every, 8 if every == 1 else 32))
         if "prefill" in parts:
             prefills(network, lambda: engine.generate(prompt, 1), tell)
     if options.json:
