@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 
 from .events import RLock, get_ident
+from .interrupts import leave_out_ours
 from .modules import held_by
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -137,10 +138,7 @@ class Calls:
                 above: Any = super(owner, args[0])
                 return above.__call__(*args[1:], **kwargs)
             except BaseException as error:
-                # The program's traceback is its own (from Python 3.11 on).
-                trace = error.__traceback__
-                error.__traceback__ = trace.tb_next if trace is not None else None
-                del trace  # or this frame would hold itself, and all that the program's frames hold
+                leave_out_ours(error)
                 raise
             finally:
                 if outermost:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from .events import Clock, get_ident
-from .interrupts import is_ours
+from .interrupts import is_ours, leave_out_ours
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -58,9 +58,7 @@ class Captures:
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:
-                trace = error.__traceback__
-                error.__traceback__ = trace.tb_next if trace is not None else None
-                del trace  # or this frame would hold itself, and all that the program's frames hold
+                leave_out_ours(error)
                 raise
             if after is not None and alive[0]:
                 after()

@@ -80,6 +80,18 @@ def is_ours(error: BaseException, *called: str) -> bool:
     return _is_our_module(name) or (isinstance(name, str) and name.partition(".")[0] in called)
 
 
+def leave_out_ours(error: BaseException, *ours: object) -> None:
+    """Take the frame that caught it out of its traceback, and those of ours below it, known by their code.
+
+    The program's traceback is its own then (from Python 3.11 on). Whoever calls this is to hold no part of it: a frame
+    that held itself would keep all that the program's frames hold.
+    """
+    trace = error.__traceback__
+    while trace is not None and (trace is error.__traceback__ or trace.tb_frame.f_code in ours):
+        trace = trace.tb_next
+    error.__traceback__ = trace
+
+
 def is_from_handler(error: BaseException) -> bool:
     """Whether it came through a signal handler of the program's, whatever code that hit."""
     codes = {id(_code_of(_signal.getsignal(number))) for number in range(1, _signal.NSIG)}

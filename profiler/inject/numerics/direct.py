@@ -13,6 +13,7 @@ import sys
 import weakref
 
 from ..events import get_ident
+from ..interrupts import leave_out_ours
 from .unseen import alone, functions_overridden
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -207,12 +208,7 @@ def _function_of(direct: "Direct", numerics: "Numerics", original: "Any") -> "An
                 return step(root, args, kwargs)
             output = original(*args, **kwargs) if kwargs else original(*args)
         except BaseException as error:
-            # The program's traceback is its own (from Python 3.11 on).
-            trace = error.__traceback__
-            while trace is not None and trace.tb_frame.f_code in ours:
-                trace = trace.tb_next
-            error.__traceback__ = trace
-            del trace  # or this frame would hold itself, and all that the program's frames hold
+            leave_out_ours(error, *ours)
             raise
         if direct.places and numerics.thread == get_ident():  # in this order for a compiler that kept the function
             place = direct.places.get(number)

@@ -3,7 +3,7 @@
 import sys
 from contextlib import nullcontext
 
-from ..interrupts import is_ours
+from ..interrupts import is_ours, leave_out_ours
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -49,10 +49,7 @@ def _hiding(original: "Any") -> "Any":
         try:
             return original(nn_module, *args, **kwargs)
         except BaseException as error:
-            # The program's traceback is its own (from Python 3.11 on).
-            trace = error.__traceback__
-            error.__traceback__ = trace.tb_next if trace is not None else None
-            del trace  # or this frame would hold itself, and all that the program's frames hold
+            leave_out_ours(error)
             raise
         finally:
             for hooks, items in taken:
