@@ -36,6 +36,7 @@ from spikeprof.profiler.watching import Watch
 CONTEXT = 512
 ROUNDS, EAGER_ROUNDS, STEPS = 7, 15, 20  # the host's time varies more
 SCAN_BYTES = 1 << 30
+PARTS = ("scans", "graph", "eager", "prefill")
 
 Step = Callable[[], object]
 
@@ -72,10 +73,9 @@ def step_ms(step: Step, steps: int = STEPS) -> float:
 
 def costs(rounds: list[tuple[float, ...]], *names: str) -> dict[str, float]:
     """Of rounds without and with something, in turn: medians, and those of what each costs, as a share and in ms."""
-    plain = [times[0] for times in rounds]
+    plain, *others = zip(*rounds, strict=True)
     found = {"plain_ms": statistics.median(plain)}
-    for at, name in enumerate(names[: len(rounds[0]) - 1], 1):
-        own = [times[at] for times in rounds]
+    for name, own in zip(names, others, strict=True):
         found[f"{name}_ms"] = statistics.median(after - before for before, after in zip(plain, own, strict=True))
         found[f"{name}_ratio"] = statistics.median(after / before - 1 for before, after in zip(plain, own, strict=True))
     return found
@@ -128,20 +128,20 @@ def holder(model: Any, device: Any) -> Callable[..., None]:
 
 def eager(model: Any, step: Step, every: int, steps: int) -> dict[str, float]:
     """The step without anything, with the watch, and where each step is watched with hooks for the floors, in turn."""
-    hooks = (nothing, holder(model, torch.cuda.current_device())) if every == 1 else ()
+    hooks = {"hooks": nothing, "holding": holder(model, torch.cuda.current_device())} if every == 1 else {}
     rounds = []
     for _ in range(EAGER_ROUNDS):
         times = [step_ms(step, steps)]
         drained = Drained(model, every)
         times.append(warm_step_ms(step, steps))
         drained.close()
-        for hook in hooks:
+        for hook in hooks.values():
             handles = [module.register_forward_hook(hook) for module in model.modules()]
             times.append(warm_step_ms(step, steps))
             for handle in handles:
                 handle.remove()
         rounds.append(tuple(times))
-    return costs(rounds, "watch", "hooks", "holding")
+    return costs(rounds, "watch", *hooks)
 
 
 def warm_step_ms(step: Step, steps: int) -> float:
@@ -253,9 +253,16 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--prefill", type=int, default=2048, help="tokens of the prompt (2048)")
     parser.add_argument("--dtypes", default="float16,bfloat16,float32,float8_e4m3fn,int8")
-    parser.add_argument("--parts", default="scans,graph,eager,prefill", help="which of these are measured (all)")
+    parser.add_argument("--parts", default=",".join(PARTS), help="which of these are measured (all)")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    parts, dtypes = options.parts.split(","), options.dtypes.split(",")
+    for option, given, known in (
+        ("--parts", parts, PARTS),
+        ("--dtypes", dtypes, [name for name in FORMATS if name != "int4"]),
+    ):
+        if unknown := [name for name in given if name not in known]:
+            parser.error(f"{option} {unknown[0]}: it can be {', '.join(known)}")
     if not torch.cuda.is_available():
         print("benchmarks/numerics.py needs a GPU", file=sys.stderr)
         return 1
@@ -267,10 +274,9 @@ def main() -> int:
             shown = {key: round(number, 4) for key, number in value.items()} if isinstance(value, dict) else value
             print(f"{name}: {shown}", flush=True)
 
-    parts = options.parts.split(",")
     tell("device", torch.cuda.get_device_name())
     tell("torch", torch.__version__)
-    for name in options.dtypes.split(",") if "scans" in parts else ():
+    for name in dtypes if "scans" in parts else ():
         tell(f"scan_{name}", scan_rates(name))
         torch.cuda.empty_cache()
     engine = Engine(options.preset, max_seq_len=options.prefill + 64, max_batch=options.batch)

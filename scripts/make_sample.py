@@ -18,7 +18,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from spikeprof.profiler.errors import SpikeprofError
 from spikeprof.profiler.importers import open_trace
+from spikeprof.profiler.schema import TABLES
 from spikeprof.profiler.store import create_folder, write_trace
 from spikeprof.profiler.trace import Trace
 
@@ -75,15 +77,18 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
     parser.add_argument("--cut", action="append", default=[])
-    parser.add_argument("--without", action="append", default=[])
+    parser.add_argument("--without", action="append", default=[], choices=sorted(TABLES), metavar="TABLE")
     given = parser.parse_args()
-    if given.source.suffix == ".gz":
-        document = modules_of_torch(json.loads(gzip.decompress(given.source.read_bytes())))
-        text = json.dumps(document, separators=(",", ":"))
-        given.target.write_bytes(gzip.compress(text.encode(), mtime=0))
-        return
-    made = sample(open_trace(given.source), given.cut, given.without)
-    write_trace(create_folder(given.target), made)
+    try:
+        if given.source.suffix == ".gz":
+            document = modules_of_torch(json.loads(gzip.decompress(given.source.read_bytes())))
+            text = json.dumps(document, separators=(",", ":"))
+            given.target.write_bytes(gzip.compress(text.encode(), mtime=0))
+            return
+        made = sample(open_trace(given.source), given.cut, given.without)
+        write_trace(create_folder(given.target), made)
+    except (SpikeprofError, OSError, ValueError, KeyError) as error:
+        parser.error(f"{given.source}: {type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

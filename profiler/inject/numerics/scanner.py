@@ -60,11 +60,6 @@ class Launch:
         self.shares: tuple[int, ...] = ()  # see ``shares_of``; until the first launch
         self.programs = 0
 
-    @property
-    def items(self) -> "list[int]":
-        """Of each tensor."""
-        return list(self.rows[ITEMS::ROW_WORDS])
-
 
 def shares_of(parts: "list[int]", sms: int) -> "list[int]":
     """[tensors, programs for each of them] times ``SHARES``, of tensors of so many parts, the largest first.
@@ -233,9 +228,10 @@ class TritonScanner:
     def _share_out(self, launch: Launch) -> None:
         part = int(self._kernels.part_items(launch.form, launch.strided))
         sms = self._sms * (2 if launch.form.item_bytes == 1 else 1)
-        shares = shares_of([-(-items // part) for items in launch.items], sms)
+        parts = [-(-items // part) for items in launch.rows[ITEMS::ROW_WORDS]]
+        shares = shares_of(parts, sms)
         launch.shares = tuple(shares)
-        launch.programs = len(launch.items) + sum(
+        launch.programs = len(parts) + sum(
             count * (share - 1)
             for count, share in zip(shares[::2], shares[1::2])  # noqa: B905 (Python 3.9)
         )
