@@ -106,16 +106,18 @@ class Batches:
     def _are_the_same(self, plan: Plan, waiting: "Waiting", own: "Any") -> bool:
         """Whether those that were an earlier tensor are it again, and no others one of an earlier batch."""
         tensors, looks = waiting.tensors, self._looks
-        versions = waiting.versions or [None] * len(tensors)
-        if looks.any_sent(own) and any(
-            looks.sent(tensors[at], versions[at]) is not None and not waiting.spots[at].place.writes_input
-            for scanned in plan.scanned
-            for at in scanned
-        ):
-            return False
-        return all(tensors[at] is tensors[earlier] for at, earlier in plan.same) and all(
-            looks.sent(tensors[at], versions[at]) is spot for at, spot in plan.sent
-        )
+        any_sent = looks.any_sent(own)
+        if any_sent or plan.sent:
+            versions = waiting.versions or [None] * len(tensors)
+            if any_sent and any(
+                looks.sent(tensors[at], versions[at]) is not None and not waiting.spots[at].place.writes_input
+                for scanned in plan.scanned
+                for at in scanned
+            ):
+                return False
+            if not all(looks.sent(tensors[at], versions[at]) is spot for at, spot in plan.sent):
+                return False
+        return not plan.same or all(tensors[at] is tensors[earlier] for at, earlier in plan.same)
 
     def _made(self, waiting: "Waiting", scanner: "TritonScanner") -> Plan:
         plan, looks = Plan(waiting), self._looks

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 #: Reasons why something is not checked that are kept.
 _REASONS_MAX = 2000
 
-#: References to a tensor that waits, where nobody else has one: two of ours, and the call that counts them.
-_OWN_REFERENCES = 3
+#: References to an element of a list, as ``map`` sees them, where nobody else has one.
+_OWN_REFERENCES = max(map(sys.getrefcount, [object()]))
 
 #: Wait for scans under way at the end.
 _PATIENCE_MS = 50
@@ -120,6 +120,8 @@ class Looks:
 
     def any_sent(self, tensors: "Any") -> bool:
         """Whether any of these was scanned in this step, with a batch before; those that have gone are forgotten."""
+        if not self._sent:
+            return False
         for key in [key for key, (reference, _, _) in self._sent.items() if reference() is None]:
             del self._sent[key]
         return bool(self._sent) and not self._sent.keys().isdisjoint(map(id, tensors))
@@ -148,10 +150,11 @@ class Looks:
 
     def _remember(self, waiting: Waiting) -> None:
         """Those of what was scanned that others hold, too, and may hand on."""
-        versions = waiting.versions or [None] * len(waiting.tensors)
-        for tensor, spot, version in zip(waiting.tensors, waiting.spots, versions):  # noqa: B905 (Python 3.9)
-            if sys.getrefcount(tensor) > _OWN_REFERENCES and self.sent(tensor, version) is None:
-                self._sent[id(tensor)] = (weakref.ref(tensor), version, spot)
+        for at, count in enumerate(map(sys.getrefcount, waiting.tensors)):
+            if count > _OWN_REFERENCES:
+                tensor, version = waiting.tensors[at], waiting.versions[at] if waiting.versions else None
+                if self.sent(tensor, version) is None:
+                    self._sent[id(tensor)] = (weakref.ref(tensor), version, waiting.spots[at])
 
     def _version(self, tensor: "Any") -> "Optional[int]":
         return None if tensor.is_inference() else tensor._version

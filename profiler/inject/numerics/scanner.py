@@ -124,6 +124,8 @@ class TritonScanner:
             self._sms = torch.cuda.get_device_properties(device).multi_processor_count
         #: The handle of a device's current stream.
         self.stream_of: Callable[[int], int] = torch._C._cuda_getCurrentRawStream if self._on_gpu else lambda _: 0
+        self._current: Callable[[], int] = torch._C._cuda_getDevice if self._on_gpu else lambda index=self.index: index  # type: ignore[misc]
+        self._capturing: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing if self._on_gpu else bool
         self._steps_due = 0
         self._ready: dict[tuple[int, bool], dict[str, Any]] = {}  # compile-time arguments
         self._launchers: dict[tuple[int, bool], Launcher] = {}
@@ -174,7 +176,7 @@ class TritonScanner:
 
     def capturing(self) -> bool:
         """Whether launches are captured instead of run."""
-        return bool(self._on_gpu and self._torch.cuda.is_current_stream_capturing())
+        return self._capturing()
 
     def held_bytes(self) -> int:
         """What may wait for a launch."""
@@ -197,12 +199,11 @@ class TritonScanner:
 
     def scan(self, launches: "list[Launch]", stream: int) -> None:
         """Launch scans of what a stream has made."""
-        cuda = self._torch.cuda
-        if self._on_gpu and cuda.current_device() != self.index:
-            with cuda.device(self.index):
-                self._scan(launches, stream)
-        else:
+        if self._current() == self.index:
             self._scan(launches, stream)
+        else:
+            with self._torch.cuda.device(self.index):
+                self._scan(launches, stream)
 
     def _scan(self, launches: "list[Launch]", stream: int) -> None:
         capturing, memory = self.capturing(), self.memory
