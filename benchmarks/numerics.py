@@ -14,12 +14,13 @@ and writes in the same run, beside the time that the scans take on the GPU.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -34,7 +35,8 @@ from spikeprof.profiler.inject.numerics.scanners import scanner_for
 from spikeprof.profiler.watching import Watch
 
 CONTEXT = 512
-ROUNDS, EAGER_ROUNDS, STEPS = 7, 15, 20  # the host's time varies more
+ROUNDS, STEPS = 7, 20
+EAGER = {1: (4, 40), 16: (16, 20)}  # steps and rounds, by how many steps there are for a watched one
 SCAN_BYTES = 1 << 30
 PARTS = ("scans", "graph", "eager", "prefill")
 
@@ -126,22 +128,34 @@ def holder(model: Any, device: Any) -> Callable[..., None]:
     return hold
 
 
-def eager(model: Any, step: Step, every: int, steps: int) -> dict[str, float]:
-    """The step without anything, with the watch, and where each step is watched with hooks for the floors, in turn."""
-    hooks = {"hooks": nothing, "holding": holder(model, torch.cuda.current_device())} if every == 1 else {}
-    rounds = []
-    for _ in range(EAGER_ROUNDS):
-        times = [step_ms(step, steps)]
-        drained = Drained(model, every)
-        times.append(warm_step_ms(step, steps))
-        drained.close()
-        for hook in hooks.values():
-            handles = [module.register_forward_hook(hook) for module in model.modules()]
-            times.append(warm_step_ms(step, steps))
-            for handle in handles:
-                handle.remove()
-        rounds.append(tuple(times))
-    return costs(rounds, "watch", *hooks)
+def eager(model: Any, step: Step, every: int, steps: int, rounds_count: int) -> dict[str, float]:
+    """The step without anything, with the watch, and where each step is watched with hooks for the floors.
+
+    Everything in turn in each round, forwards and backwards by turns: a host that grows slower slows all alike.
+    """
+    ways: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
+        "plain": contextlib.nullcontext, "watch": lambda: contextlib.closing(Drained(model, every)),
+    }  # fmt: skip
+    if every == 1:
+        hold = holder(model, torch.cuda.current_device())
+        ways |= {"hooks": lambda: hooked(model, nothing), "holding": lambda: hooked(model, hold)}
+    names, rounds = list(ways), []
+    for turn in range(rounds_count):
+        times = {}
+        for name in names if turn % 2 else reversed(names):
+            with ways[name]():
+                times[name] = warm_step_ms(step, steps)
+        rounds.append(tuple(times[name] for name in names))
+    return costs(rounds, *names[1:])
+
+
+@contextlib.contextmanager
+def hooked(model: Any, hook: Callable[..., None]) -> Iterator[None]:
+    """With this hook in each module."""
+    handles = [module.register_forward_hook(hook) for module in model.modules()]
+    yield
+    for handle in handles:
+        handle.remove()
 
 
 def warm_step_ms(step: Step, steps: int) -> float:
@@ -291,7 +305,7 @@ def main() -> int:
             if "graph" in parts:
                 tell(f"graph_decode_every_{every}", graphs(network, step, every))
             if "eager" in parts:
-                tell(f"eager_decode_every_{every}", eager(network, step, every, 8 if every == 1 else 32))
+                tell(f"eager_decode_every_{every}", eager(network, step, every, *EAGER[every]))
         if "prefill" in parts:
             prefills(network, lambda: engine.generate(prompt, 1), tell)
     if options.json:
@@ -303,8 +317,8 @@ def prefills(model: Any, step: Step, tell: Callable[[str, Any], None]) -> None:
     """What a prefill is made of, and what watching it costs."""
     found = scans(model, step)
     tell("prefill", {**found, "bytes_ms_at_copy_rate": found["bytes"] / copy_bytes_per_s() * 1e3})
-    tell("prefill_every_1", eager(model, step, 1, 4))
-    tell("prefill_every_16", eager(model, step, 16, 16))
+    for every in (1, 16):
+        tell(f"prefill_every_{every}", eager(model, step, every, *EAGER[every]))
     tell("prefill_gpu", gpu_ms(model, step))
 
 

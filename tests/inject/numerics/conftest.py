@@ -33,7 +33,7 @@ def interpreted(kernels: ModuleType) -> ModuleType:
     return kernels
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def device() -> Any:
     """Where tensors of these tests are."""
     return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")

@@ -477,6 +477,7 @@ DTYPES = ["float16", "bfloat16", "float32", "int8", "float8_e5m2"]
 @settings(max_examples=10, deadline=None)
 def test_any_outputs_in_any_order_have_their_own_numbers(
     kernels: ModuleType,
+    device: Any,
     steps: list[list[tuple[str, int, int, int]]],
     order: list[int],
     inference: bool,
@@ -484,20 +485,21 @@ def test_any_outputs_in_any_order_have_their_own_numbers(
 ) -> None:
     """Of each step every tensor that the modules give is scanned once, under the first that gave it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(looks, "scanner_for", lambda device, clock, note: TritonScanner(torch, device, kernels))
+        if device.type == "cpu":
+            patch.setattr(looks, "scanner_for", lambda device, clock, note: TritonScanner(torch, device, kernels))
         patch.setattr(waiting, "TENSORS_MAX", tensors_max)
         model, wanted = Model(4), []
         with torch.inference_mode(inference), spikeprof.watch(model) as watched:
             for turn, number in enumerate(order):
                 given: list[Any] = []
                 for at, (name, size, value, kind) in enumerate(steps[number % len(steps)]):
-                    made = torch.full((2 * size + 2,), value + at + turn).to(getattr(torch, name))
+                    made = torch.full((2 * size + 2,), value + at + turn, device=device).to(getattr(torch, name))
                     view = (made[:size], made[1 : size + 1], made[: 2 * size : 2], given[-1] if given else made)[kind]
                     given.append(view)
                 model.tell(*((lambda tensor=tensor: tensor) for tensor in given))
                 model()
                 firsts = [at for at, one in enumerate(given) if not any(one is before for before in given[:at])]
-                wanted.append({f"parts.{at}": [*expected(given[at]), "later"] for at in firsts})
+                wanted.append({f"parts.{at}": [*expected(given[at].cpu()), "later"] for at in firsts})
         assert [numbers(watched, step) for step in range(len(order))] == wanted
         assert watched.remarks == []
 
