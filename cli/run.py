@@ -47,7 +47,8 @@ def run(
         int,
         typer.Option(
             metavar="N",
-            help="Find out which module, line and operator launches each kernel, in N steps of each kind; 0 = not. "
+            help="Find out which module, line and operator launches each kernel, in the first N steps of each kind, "
+            "then ever more rarely; 0 = not. "
             "With --window: of CUDA graphs only.",
         ),
     ] = 3,

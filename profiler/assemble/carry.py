@@ -6,6 +6,10 @@ names of the kernels right before it on its stream, or right after it: the longe
 attributed launches decides, and only if all that it fits have one origin. What is ambiguous stays unknown; so does what
 is not only because the recording begins within the stretch of another launch.
 
+A program also goes on doing the same with a kernel more in between: attention that splits a longer context merges its
+parts. What no long stretch has told is looked for once more in the sequences without all kernels of names that were
+never attributed, and given a place by long stretches only.
+
 Stretches are told apart exactly, by doubling: two of length 2w are equal if both their halves are.
 """
 
@@ -24,6 +28,9 @@ Codes = npt.NDArray[np.int32]
 LONGEST = 2048
 #: In the shortest one that tells a place. In a shorter one a kernel must also have a grid that was seen there.
 PLACE = 32
+#: In the shortest one that tells a place where strangers are left out, and the share of kernels to be found by it for
+#: which it is done: it takes as long as all the rest.
+PLACE_AMONG_STRANGERS, WORTH = 128, 0.001
 
 #: Of a kernel whose origin is to be found; -1 is an attributed launch of which nothing is known.
 WANTED = -2
@@ -45,6 +52,23 @@ def carry(
     in which they ran. Equal ``token`` (name, within a process) and equal ``grid`` are equal numbers from 0 on.
     ``place`` is the number of a module, line and operator, ``WANTED`` where it is to be found.
     """
+    found = _both_ways(sequence, token, grid, place)
+    is_known = np.zeros(int(token.max(initial=0)) + 1, bool)
+    is_known[token[place != WANTED]] = True
+    kept = np.flatnonzero(is_known[token])
+    wanted = (place[kept] == WANTED) & ((found.place[kept] < 0) | (found.length[kept] < PLACE))
+    if len(kept) == len(token) or np.count_nonzero(wanted) <= WORTH * len(token):
+        return found
+    again = _both_ways(sequence[kept], token[kept], grid[kept], place[kept])
+    take = np.flatnonzero(wanted & (again.place >= 0) & (again.length >= PLACE_AMONG_STRANGERS))
+    found.place[kept[take]], found.length[kept[take]] = again.place[take], again.length[take]
+    return found
+
+
+def _both_ways(
+    sequence: npt.NDArray[Any], token: npt.NDArray[Any], grid: npt.NDArray[Any], place: npt.NDArray[Any]
+) -> Carried:
+    """What stretches that end, and those that begin, at each kernel tell."""
     before = _one_way(sequence, token, grid, place)
     late = _one_way(sequence[::-1], token[::-1], grid[::-1], place[::-1])
     after = Carried(late.place[::-1], late.length[::-1])

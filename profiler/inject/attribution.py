@@ -1,8 +1,9 @@
 """Who launches each kernel: when to look, so that each kind of step is seen and the program hardly notices.
 
 Looked at are the first steps of each kind (kinds.py), as many as were asked for, and what runs up to the step that
-follows. Where steps are not known, because something is compiled and no hook of ours may be in its way, or because
-there are no modules, the clock opens short windows, ever more rarely, and so does each compilation that has ended.
+follows; then one whenever there have been twice as many as at the last look, as kernels change while contexts grow.
+Where steps are not known, because something is compiled and no hook of ours may be in its way, or because there are no
+modules, the clock opens short windows, ever more rarely, and so does each compilation that has ended.
 
 What a replayed CUDA graph runs is known from its capture, where CUPTI calls back for each node: no window is needed.
 That is all that is known where ``--window`` switches recording on and off.
@@ -32,8 +33,13 @@ if TYPE_CHECKING:
     from .graphs import Subscription
     from .kinds import Kind
 
-#: Kinds of steps, and steps of all kinds together.
+#: Kinds of steps, and first steps of all kinds together.
 KINDS_MAX, STEPS_MAX = 64, 192
+
+#: A kind that is known is looked at again when there have been so many times as many of its steps, as long as this part
+#: of what all windows may take is left (the rest is for new kinds), and so many seconds after recording was switched:
+#: where it goes to and fro, the next switch would have to wait for the window's end to settle.
+_AGAIN, _AGAIN_LEFT, _AGAIN_SECONDS = 2, 0.5, 1.0
 
 #: Launches and seconds of a window of steps (a step that takes more is attributed in part), and of one by the clock.
 _STEPS_WINDOW, _CLOCK_WINDOW = (20_000, 10.0), (5000, 0.5)
@@ -43,6 +49,15 @@ _CLOCK_WINDOWS_MAX, _COMPILATIONS_MAX = 12, 256
 
 #: Steps without a new kind after which only known models are watched, and after which nothing is any more.
 WIDE_STEPS, WATCHED_STEPS = 256, 20_000
+
+
+class _Seen:
+    """Steps of one kind: all, those that were looked at, and at how many the next look is due, once enough were."""
+
+    __slots__ = ("all", "due", "looked_at")
+
+    def __init__(self) -> None:
+        self.all = self.looked_at = self.due = 0
 
 
 class Attribution:
@@ -57,7 +72,7 @@ class Attribution:
         self._operators = self.windows.operators
         self._captures = Captures(self._capture_began, self._capture_ended)
         self.windows.capturing = self._captures.threads
-        self._by_kind: dict[Any, int] = {}  # steps that were looked at
+        self._by_kind: dict[Any, _Seen] = {}  # of which any was looked at
         self._looked_at: set[int] = set()  # threads in such a step, or after it
         self._steps = self._quiet = 0
         self._clock_windows = self._compilations = 0
@@ -157,15 +172,18 @@ class Attribution:
             return
         self._step_at = Clock.monotonic()
         window = self.windows.current
-        done = self._by_kind.get(kind.key, 0)
-        if done < self._wanted and self._may_look(done):
+        seen = self._by_kind.get(kind.key) or _Seen()
+        seen.all += 1
+        if self._is_wanted(seen) and self._may_look(seen.looked_at):
             if window is None or window.by_clock or window.over:
                 self._looked_at.clear()
                 self._open("steps of %s" % kind.text, by_clock=False)
             if self.windows.current is not None:
-                self._by_kind[kind.key] = done + 1
-                self._steps += 1
-                self._quiet = self._quiet if done else 0
+                self._by_kind[kind.key] = seen
+                self._steps += seen.looked_at < self._wanted
+                self._quiet = self._quiet if seen.looked_at else 0
+                seen.looked_at += 1
+                seen.due = _AGAIN * seen.all
                 self._looked_at.add(get_ident())
                 self._operators.begin()
             return
@@ -177,6 +195,16 @@ class Attribution:
         self._quiet += 1
         if self._quiet >= WATCHED_STEPS or (self._quiet == WIDE_STEPS and not self._agent.calls.narrow(self)):
             self._retire("no new kind of step for %d steps" % self._quiet)
+
+    def _is_wanted(self, seen: _Seen) -> bool:
+        """Whether a step is to be looked at, if it may be: the first ones, then ever more rarely."""
+        if seen.looked_at < self._wanted:
+            return True
+        return (
+            seen.all >= seen.due
+            and self.windows.part_left >= _AGAIN_LEFT
+            and Clock.monotonic() >= self._agent.switched[1] + _AGAIN_SECONDS
+        )
 
     def _may_look(self, done: int = 1) -> bool:
         """Whether a window may be opened now, for a kind of which so many steps were looked at."""

@@ -94,6 +94,11 @@ class Windows:
             return ""
         return "%d launches in %.1f s are enough" % (LAUNCHES_MAX - self.left, SECONDS_MAX - self.seconds_left)
 
+    @property
+    def part_left(self) -> float:
+        """Of what all windows together may take."""
+        return min(self.left / LAUNCHES_MAX, self.seconds_left / SECONDS_MAX)
+
     def open(self, reason: str, launches: int, seconds: float, by_clock: bool) -> bool:
         """Have launches called back. False when nothing is recorded now. Raises CuptiError where CUPTI refuses."""
         with SignalsHeld(), self._lock:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spikeprof.profiler.assemble import carry as module
-from spikeprof.profiler.assemble.carry import LONGEST, PLACE, WANTED, Carried, carry
+from spikeprof.profiler.assemble.carry import LONGEST, PLACE, PLACE_AMONG_STRANGERS, WANTED, Carried, carry
 
 
 def carried(
@@ -79,6 +79,23 @@ def test_a_changed_kernel_costs_its_neighbours_nothing() -> None:
     assert found.place[5 * len(STEP) :].tolist() == PLACES * 2
 
 
+def test_a_kernel_more_in_each_layer_takes_no_place_from_the_others() -> None:
+    longer = [9, *[1, 2, 77, 3] * 20, 8]
+    found = carried(STEP * 8 + longer * 6, [*BEFORE, *[WANTED] * len(STEP), *PLACES])
+    places = [0, *[p for layer in range(20) for p in (3 * layer + 1, 3 * layer + 2, -1, 3 * layer + 3)], 61]
+    for step in range(6):
+        begin = 8 * len(STEP) + step * len(longer)
+        assert found.place[begin : begin + len(longer)].tolist() == places
+    assert set(found.length[8 * len(STEP) + len(longer) :].tolist()) >= {0, PLACE_AMONG_STRANGERS}
+
+
+def test_few_kernels_between_strangers_are_no_place() -> None:
+    # The same names in the same order, 62 of them: another model may have them, too.
+    found = carried(STEP + [t for one in STEP for t in (55, 77, one)], PLACES)
+    assert set(found.place[len(STEP) :].tolist()) <= {-1, 0, 61}  # what is there once, by name and grid
+    assert found.length[len(STEP) :].max() < PLACE
+
+
 def test_sequences_do_not_run_into_one_another() -> None:
     # Of two places of 5 the second was seen after another 5. So is the last one, but on a stream of its own.
     assert carried([4, 5, 5, 4, 5, 5], [0, 1, 2]).place[3:].tolist() == [0, 1, 2]
@@ -105,28 +122,38 @@ def test_any_step_of_different_kernels_is_mapped_exactly(step: list[int], times:
 @st.composite
 def sequences(draw: st.DrawFn) -> list[tuple[int, int, int, int]]:
     """Kernels of two sequences: sequence, token, grid, place."""
-    rows = st.tuples(st.integers(0, 2), st.integers(0, 1), st.sampled_from([WANTED, WANTED, -1, 0, 1, 2]))
+    rows = st.tuples(st.integers(0, 3), st.integers(0, 1), st.sampled_from([WANTED, WANTED, -1, 0, 1, 2]))
     return [(sequence, *row) for sequence in (0, 1) for row in draw(st.lists(rows, max_size=25))]
 
 
 @given(sequences())
 def test_any_sequence_against_a_slow_search(rows: list[tuple[int, int, int, int]]) -> None:
     columns = [np.array([row[i] for row in rows], np.int64) for i in range(4)]
-    with mock.patch.object(module, "LONGEST", 8), mock.patch.object(module, "PLACE", 4):
+    with (
+        mock.patch.object(module, "LONGEST", 8),
+        mock.patch.object(module, "PLACE", 4),
+        mock.patch.object(module, "PLACE_AMONG_STRANGERS", 4),
+    ):
         found = carry(*columns)
+    known = {row[1] for row in rows if row[3] != WANTED}
+    kept = [i for i, row in enumerate(rows) if row[1] in known]
     for i, row in enumerate(rows):
-        if row[3] == WANTED:
-            assert found.place[i] == slowly(rows, i), i
-        else:
+        if row[3] != WANTED:
             assert found.length[i] == 0
+            continue
+        place, length = slowly(rows, i)
+        if (place < 0 or length < 4) and i in kept:
+            again, width = slowly([rows[j] for j in kept], kept.index(i))
+            place = again if width >= 4 and again >= 0 else place
+        assert found.place[i] == place, i
 
 
-def slowly(rows: list[tuple[int, int, int, int]], i: int) -> int:
+def slowly(rows: list[tuple[int, int, int, int]], i: int) -> tuple[int, int]:
     (before, width), (after, later) = one_way(rows, i), one_way(rows[::-1], len(rows) - 1 - i)
     if width == later and before != after and min(before, after) >= 0:
-        return -1
+        return -1, width
     told = later > width or (before < 0 and later >= 4)
-    return after if told and after >= 0 else before
+    return (after, later) if told and after >= 0 else (before, width)
 
 
 def one_way(rows: list[tuple[int, int, int, int]], i: int) -> tuple[int, int]:

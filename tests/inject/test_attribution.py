@@ -130,9 +130,10 @@ def test_the_first_steps_of_each_kind_are_looked_at(lab: Lab) -> None:
         """,
         attribute_steps=3,
     )
-    # One prefill and three decode steps, and the second prefill.
-    assert events.owners() == times(5)
-    assert events.told("window") == ["steps of Model 1x128", "steps of Model 1x120"]
+    # One prefill and three decode steps; the sixth of these and the twelfth; the second prefill.
+    assert events.owners() == times(4 + 2 + 1)
+    decode = ["steps of Model 1x1"] * 2
+    assert events.told("window") == ["steps of Model 1x128", *decode, "steps of Model 1x120"]
     assert events.told("ended") == ["the program ended"]
     assert events.faults == []
     assert {tuple(m[1:]) for m in events.all("modules")} == {
@@ -143,6 +144,51 @@ def test_the_first_steps_of_each_kind_are_looked_at(lab: Lab) -> None:
         ("launch", "forward", "forward"),
         ("launch", "step", "<module>"),
     }
+
+
+def test_kernels_that_come_later_in_steps_of_the_same_kind_are_seen(lab: Lab) -> None:
+    """As where attention splits long contexts: from some step on each layer launches one kernel more."""
+    run = lab.record(
+        textwrap.dedent(MODEL)
+        + textwrap.dedent("""
+        torch.cuda._lazy_init()
+        for n in range(40):
+            if n == 16:
+                plain = Mlp.forward
+                Mlp.forward = lambda self, x: (plain(self, x), torch.cuda.launch(1))[0]
+            step(1, 1)
+        """)
+    )
+    assert run.code == 0
+    wanted = times(40) + Counter({"one.mlp": 24, "two.mlp": 24})
+    assert _by_module(run) == wanted
+    matches = Counter(run.trace.table("kernel_owners").column("match").cast("string").to_pylist())
+    assert matches["exact"] == (3 + 2) * 7 + 9  # the 1st, 2nd, 3rd, 6th and 12th, and the 24th, which is another
+    assert matches["none"] == 0
+
+
+def test_a_kind_is_not_looked_at_again_where_that_is_too_much(lab: Lab) -> None:
+    events = run(
+        lab,
+        """
+        from _spikeprof import hooks
+        from _spikeprof.windows import LAUNCHES_MAX
+        agent = hooks.the_agent()
+        torch.cuda._lazy_init()
+        windows = agent._attribution.windows
+        windows.left = LAUNCHES_MAX // 2 + 2 * 7 - 1  # the first step, and one more
+        for _ in range(50):
+            step(1)
+        windows.left = LAUNCHES_MAX
+        agent.switched = (0, time.monotonic())
+        for _ in range(50):
+            step(1)
+        agent.switched = (0, time.monotonic() - 1)
+        step(1)
+        """,
+        attribute_steps=1,
+    )
+    assert events.owners() == times(1 + 1 + 1)
 
 
 def test_the_trace_says_who_owns_each_kernel(lab: Lab) -> None:
@@ -158,7 +204,7 @@ def test_the_trace_says_who_owns_each_kernel(lab: Lab) -> None:
     check_whole(run, 70)
     assert _by_module(run) == times(10)
     matches = Counter(run.trace.table("kernel_owners").column("match").cast("string").to_pylist())
-    assert matches["exact"] == 21
+    assert matches["exact"] == 4 * 7
     assert matches["none"] == 0
 
 
@@ -205,7 +251,7 @@ def test_no_hook_is_left_when_enough_was_seen(lab: Lab) -> None:
         torch.cuda._lazy_init()
         for n in range(12):
             step(1)
-            assert hooked() == (n < 2 + 4), n
+            assert hooked() == (n < 2 + 4 + 2), n  # two looked at, four that were not, and two again
         """
         + NOTHING_LEFT,
         attribute_steps=2,
@@ -228,14 +274,14 @@ def test_known_models_are_watched_on_for_new_kinds(lab: Lab) -> None:
         for n in range(9):
             model(Tensor(1))
         assert not hooked() and "__call__" in vars(known.Known)
-        for n in range(11):
+        for n in range(12):  # four are looked at
             model(Tensor(100))
         assert "__call__" not in vars(known.Known)
         """
         + NOTHING_LEFT,
         attribute_steps=2,
     )
-    assert events.told("window")[-2:] == ["steps of Known 1", "steps of Known 100"]
+    assert events.told("window") == ["steps of Known 1"] * 3 + ["steps of Known 100"] * 3
     assert events.told("ended") == ["no new kind of step for 8 steps"]
 
 
@@ -378,8 +424,8 @@ def test_marked_steps_are_steps_and_hold_the_modules_in_them(lab: Lab) -> None:
         """,
         attribute_steps=2,
     )
-    assert events.told("window") == ["steps of marked decode"]
-    assert events.owners() == times(4)
+    assert events.told("window") == ["steps of marked decode"] * 2
+    assert events.owners() == times(2 * 3)
 
 
 def test_where_no_steps_are_known_the_clock_opens_windows(lab: Lab) -> None:
