@@ -48,8 +48,7 @@ def run(
         typer.Option(
             metavar="N",
             help="Find out which module, line and operator launches each kernel, in the first N steps of each kind, "
-            "then ever more rarely; 0 = not. "
-            "With --window: of CUDA graphs only.",
+            "then ever more rarely; 0 = not.",
         ),
     ] = 3,
     window: Annotated[

@@ -48,9 +48,9 @@ class RunOptions:
     """What to record. Zero means no limit, or not asked for.
 
     ``window`` is (seconds on, seconds off), repeated. ``clean_steps`` untraced steps are timed to tell what
-    tracing costs. ``attribute_steps`` steps of each kind are looked at closely: which module, line and operator
-    launches each kernel; with a ``window``, at captures of graphs only. ``capture_range`` records between
-    cudaProfilerStart and cudaProfilerStop only. ``counters`` are names of metrics (``counter_metrics``), sampled every
+    tracing costs. ``attribute_steps`` steps of each kind are looked at closely, then ever fewer: which module, line and
+    operator launches each kernel. ``capture_range`` records between cudaProfilerStart and cudaProfilerStop only.
+    ``counters`` are names of metrics (``counter_metrics``), sampled every
     ``counters_interval_ns``, ``counters_samples`` at most.
     ``numerics_every`` n: the tensors of every n-th step are scanned, of modules whose names match one of
     ``numerics_modules``, in ``numerics_roles`` (output, input, weight, gradient); 0 = none.

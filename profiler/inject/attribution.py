@@ -6,7 +6,6 @@ Where steps are not known, because something is compiled and no hook of ours may
 modules, the clock opens short windows, ever more rarely, and so does each compilation that has ended.
 
 What a replayed CUDA graph runs is known from its capture, where CUPTI calls back for each node: no window is needed.
-That is all that is known where ``--window`` switches recording on and off.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
 KINDS_MAX, STEPS_MAX = 64, 192
 
 #: A kind that is known is looked at again when there have been so many times as many of its steps, as long as this part
-#: of what all windows may take is left (the rest is for new kinds), and so many seconds after recording was switched:
-#: where it goes to and fro, the next switch would have to wait for the window's end to settle.
+#: of what all windows may take is left (the rest is for new kinds), and so many seconds after the same thread switched
+#: recording: where it goes to and fro, it would have to wait for the window's end to settle, next time.
 _AGAIN, _AGAIN_LEFT, _AGAIN_SECONDS = 2, 0.5, 1.0
 
 #: Launches and seconds of a window of steps (a step that takes more is attributed in part), and of one by the clock.
@@ -66,8 +65,6 @@ class Attribution:
     def __init__(self, agent: Agent, subscription: Subscription) -> None:
         self._agent = agent
         self._wanted = agent.options.attribute_steps
-        # libcupti 13.0 has died where its callbacks of launches met a switch of what is recorded, seen on H200.
-        self._looks = not agent.options.window
         self.windows = Windows(agent, subscription)
         self._operators = self.windows.operators
         self._captures = Captures(self._capture_began, self._capture_ended)
@@ -98,10 +95,7 @@ class Attribution:
         try:
             self.windows.frames.know_torch(torch)
             self._captures.put_in()
-            if not self._looks:
-                told = "launches are not looked at where --window switches recording; graphs are, at capture"
-                self._say("skipped", told)
-            elif not self._agent.calls.want(self):
+            if not self._agent.calls.want(self):
                 self._say("skipped", "calls of models are not followed: a compiler is used")
         except Exception as error:
             self._fault(error)
@@ -200,15 +194,14 @@ class Attribution:
         """Whether a step is to be looked at, if it may be: the first ones, then ever more rarely."""
         if seen.looked_at < self._wanted:
             return True
-        return (
-            seen.all >= seen.due
-            and self.windows.part_left >= _AGAIN_LEFT
-            and Clock.monotonic() >= self._agent.switched[1] + _AGAIN_SECONDS
-        )
+        if seen.all < seen.due or self.windows.part_left < _AGAIN_LEFT:
+            return False
+        thread, switched_at = self._agent.switched
+        return thread != get_ident() or Clock.monotonic() >= switched_at + _AGAIN_SECONDS
 
     def _may_look(self, done: int = 1) -> bool:
         """Whether a window may be opened now, for a kind of which so many steps were looked at."""
-        if self._ended or self._compiling or not self._looks or self._agent.state != "traced":
+        if self._ended or self._compiling or self._agent.state != "traced":
             return False
         if self.windows.spent:
             self._retire(self.windows.spent)

@@ -21,8 +21,9 @@ PROGRAM = Path(__file__).with_name("owned_programs.py")
 SPIKEPROF = shlex.split(os.environ.get("SPIKEPROF_TEST_COMMAND", f"{sys.executable} -m spikeprof"))
 
 
-def record(folder: Path, *program: str | Path) -> Trace:
-    command = [*SPIKEPROF, "run", "--no-summary", "-o", str(folder), "--", sys.executable, *map(str, program)]
+def record(folder: Path, *program: str | Path, options: tuple[str, ...] = ()) -> Trace:
+    asked = [*SPIKEPROF, "run", "--no-summary", *options, "-o", str(folder)]
+    command = [*asked, "--", sys.executable, *map(str, program)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     return open_trace(folder)
@@ -48,3 +49,26 @@ def test_nearly_all_time_of_decoding_is_owned(tmp_path: Path, mode: str) -> None
     assert found["module"] >= 0.99
     assert min(found["op"], found["shapes"]) >= 0.95
     assert found["line"] >= 0.90
+
+
+def test_steps_are_looked_at_while_windows_are_on(tmp_path: Path) -> None:
+    program = [ROOT / "examples" / "infer.py", "--impl", "engine", "--separate", "--mode", "eager", "--tokens", "300"]
+    trace = record(tmp_path / "trace", *program, options=("--window", "0.4,0.2"))
+    states = trace.table("windows").column("state").to_pylist()
+    assert states.count("off") > 5
+    begin, end = int(trace.column("kernels", "start_ns").min()), int(trace.column("kernels", "end_ns").max())
+    found = run_one(trace.narrowed(begin + 2 * (end - begin) // 5, end), Ownership()).metric("owned_module_share")
+    print(states.count("off"), found)
+    assert found >= 0.95
+
+
+def test_owners_follow_kernels_that_change_with_the_context(tmp_path: Path) -> None:
+    """Attention reads a longer context in parts, and merges them: from then on each layer has one kernel more."""
+    program = [ROOT / "examples" / "infer.py", "--impl", "engine", "--separate", "--mode", "eager", "--tokens", "200"]
+    trace = record(tmp_path / "trace", *program)
+    begin, end = int(trace.column("kernels", "start_ns").min()), int(trace.column("kernels", "end_ns").max())
+    trace = trace.narrowed(begin + 2 * (end - begin) // 5, end)
+    assert "_merge_parts" in trace.table("kernels").column("name").unique().to_pylist()
+    found = run_one(trace, Ownership()).metric("owned_module_share")
+    print(found)
+    assert found >= 0.99
