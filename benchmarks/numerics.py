@@ -35,8 +35,9 @@ from spikeprof.profiler.inject.numerics.scanners import scanner_for
 from spikeprof.profiler.watching import Watch
 
 CONTEXT = 512
+EVERY = 16
 ROUNDS, STEPS = 7, 20
-EAGER = {1: (4, 40), 16: (16, 20)}  # steps and rounds, by how many steps there are for a watched one
+EAGER_ROUNDS, EAGER_STEPS, SAMPLED_ROUNDS = 40, 4, 15
 SCAN_BYTES = 1 << 30
 PARTS = ("scans", "graph", "eager", "prefill")
 
@@ -128,25 +129,71 @@ def holder(model: Any, device: Any) -> Callable[..., None]:
     return hold
 
 
-def eager(model: Any, step: Step, every: int, steps: int, rounds_count: int) -> dict[str, float]:
-    """The step without anything, with the watch, and where each step is watched with hooks for the floors.
+def eager(model: Any, step: Step) -> dict[str, float]:
+    """The step without anything, with the watch, and with hooks for the floors.
 
     Everything in turn in each round, forwards and backwards by turns: a host that grows slower slows all alike.
     """
+    hold = holder(model, torch.cuda.current_device())
     ways: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
-        "plain": contextlib.nullcontext, "watch": lambda: contextlib.closing(Drained(model, every)),
-    }  # fmt: skip
-    if every == 1:
-        hold = holder(model, torch.cuda.current_device())
-        ways |= {"hooks": lambda: hooked(model, nothing), "holding": lambda: hooked(model, hold)}
-    names, rounds = list(ways), []
-    for turn in range(rounds_count):
+        "plain": contextlib.nullcontext,
+        "watch": lambda: contextlib.closing(Drained(model, 1)),
+        "hooks": lambda: hooked(model, nothing),
+        "holding": lambda: hooked(model, hold),
+    }
+    rounds = []
+    for turn in range(EAGER_ROUNDS):
         times = {}
-        for name in names if turn % 2 else reversed(names):
+        for name in ways if turn % 2 else reversed(ways):
             with ways[name]():
-                times[name] = warm_step_ms(step, steps)
-        rounds.append(tuple(times[name] for name in names))
-    return costs(rounds, *names[1:])
+                times[name] = warm_step_ms(step, EAGER_STEPS)
+        rounds.append(tuple(times[name] for name in ways))
+    return costs(rounds, *list(ways)[1:])
+
+
+def sampled(model: Any, step: Step) -> dict[str, float]:
+    """Of a watch of every 16th step: what that one costs, spread over all, as are hooks that hold in such a step alone.
+
+    Each step is timed by itself and set against the others of its sixteen: hosts are not as even for longer. What the
+    others pay, for telling that a step begins and ends, is timed with a module that does nothing.
+    """
+    hold, found = holder(model, torch.cuda.current_device()), {}
+    with contextlib.closing(Drained(model, EVERY)):
+        for _ in range(2 * EVERY):  # the first two that are watched are learned from
+            step()
+        found["watch"] = [[step_ms(step, 1) for _ in range(EVERY)] for _ in range(SAMPLED_ROUNDS)]
+    found["holding"] = []
+    for _ in range(SAMPLED_ROUNDS):
+        with hooked(model, hold):
+            first = step_ms(step, 1)
+        found["holding"].append([first, *(step_ms(step, 1) for _ in range(EVERY - 1))])
+    told = {"telling_us": telling_us()}
+    for name, rounds in found.items():
+        # The hooks are taken out when the next step begins.
+        extra = [(one[0] + one[1] - 2 * statistics.median(one[2:])) / EVERY for one in rounds]
+        told[f"{name}_ms"] = statistics.median(extra)
+        told[f"{name}_ratio"] = told[f"{name}_ms"] / statistics.median(statistics.median(one[2:]) for one in rounds)
+    return told
+
+
+def telling_us(calls: int = 4096) -> float:
+    """Microseconds that a step takes longer for telling that it begins and ends, where it is not looked at."""
+    module = torch.nn.Identity()
+    plain, watched = [], []
+    for _ in range(ROUNDS):
+        plain.append(host_us(module, calls))
+        with spikeprof.watch(module, every=16 * calls):
+            module(None)
+            watched.append(host_us(module, calls))
+    return statistics.median(watched) - statistics.median(plain)
+
+
+def host_us(call: Callable[[None], object], calls: int) -> float:
+    """Of one call."""
+    began = time.perf_counter()
+    for _ in range(calls):
+        call(None)
+    return (time.perf_counter() - began) / calls * 1e6
 
 
 @contextlib.contextmanager
@@ -301,11 +348,12 @@ def main() -> int:
         for _ in range(5):
             step()
         tell("decode", scans(network, step))
-        for every in (1, 16):
-            if "graph" in parts:
+        if "graph" in parts:
+            for every in (1, EVERY):
                 tell(f"graph_decode_every_{every}", graphs(network, step, every))
-            if "eager" in parts:
-                tell(f"eager_decode_every_{every}", eager(network, step, every, *EAGER[every]))
+        if "eager" in parts:
+            tell("eager_decode_every_1", eager(network, step))
+            tell(f"eager_decode_every_{EVERY}", sampled(network, step))
         if "prefill" in parts:
             prefills(network, lambda: engine.generate(prompt, 1), tell)
     if options.json:
@@ -317,8 +365,8 @@ def prefills(model: Any, step: Step, tell: Callable[[str, Any], None]) -> None:
     """What a prefill is made of, and what watching it costs."""
     found = scans(model, step)
     tell("prefill", {**found, "bytes_ms_at_copy_rate": found["bytes"] / copy_bytes_per_s() * 1e3})
-    for every in (1, 16):
-        tell(f"prefill_every_{every}", eager(model, step, every, *EAGER[every]))
+    tell("prefill_every_1", eager(model, step))
+    tell(f"prefill_every_{EVERY}", sampled(model, step))
     tell("prefill_gpu", gpu_ms(model, step))
 
 

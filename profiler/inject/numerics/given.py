@@ -2,8 +2,9 @@
 
 import sys
 
+from ..events import get_ident
 from .places import tensors_in
-from .unseen import alone
+from .unseen import alone, functions_overridden, is_compiling
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -16,15 +17,17 @@ if TYPE_CHECKING:
 
     Gave = Callable[[Root, Place, tuple[Any, ...], Any], None]
     Several = Callable[[Root, Place, tuple[Any, ...], Any], bool]
+    Hooked = Callable[[Root, Place, Any, tuple[Any, ...], Any], None]
 
 #: Classes that hand their input on as it is.
 _HAND_ON = ("Identity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout")
 
 
-def giver(numerics: "Numerics") -> "tuple[Gave, Several]":
-    """What is called with all that a module gave, and a short way for tuples of tensors, which says False of others.
+def giver(numerics: "Numerics") -> "tuple[Gave, Several, Hooked]":
+    """What is called with all that a module gave, a short way for tuples of tensors, and what hooks call.
 
-    Both take the arguments of the call: the module is the first. The short way is for where no mode is on.
+    The first two take the arguments of the call: the module is the first. The short way is for where no mode is on, and
+    says False of what is no such tuple.
     """
     waits, looks, plain = numerics.waits, numerics.looks, numerics.looks.tensor
 
@@ -57,6 +60,17 @@ def giver(numerics: "Numerics") -> "tuple[Gave, Several]":
                 alone(sees_one, root, place, args, index, each)
         return True
 
+    def hooked(root: "Root", place: "Place", module: "Any", args: "tuple[Any, ...]", output: "Any") -> None:
+        if is_compiling():  # first of all, and a plain question: a compiler comes by here
+            return
+        if numerics.thread == get_ident() and (
+            functions_overridden()
+            or not (
+                waits(place.spots[0], args, output) if type(output) is plain else several(root, place, args, output)
+            )
+        ):
+            gave(root, place, (module, *args), output)
+
     def sees_one(root: "Root", place: "Place", args: "tuple[Any, ...]", index: int, tensor: "Any") -> None:
         try:
             see(root, place, args, index, tensor)
@@ -83,7 +97,7 @@ def giver(numerics: "Numerics") -> "tuple[Gave, Several]":
         if numerics.first_bad.fresh:
             numerics.first_bad.keep_now(place, args[1:])
 
-    return gave, several
+    return gave, several, hooked
 
 
 def gives(module: "Any") -> bool:

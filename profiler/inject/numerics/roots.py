@@ -4,6 +4,7 @@ import sys
 import weakref
 from contextlib import nullcontext
 from fnmatch import fnmatchcase
+from functools import partial
 
 from ..events import get_ident
 from ..interrupts import is_from_handler
@@ -21,21 +22,12 @@ if TYPE_CHECKING:
 _COMPILED = "inside a compiled model: its output is checked, not what is in it"
 
 
-class Hook:
+class _Ours:
     """A hook of a module. Pickled with the model, it becomes one that does nothing and needs nothing of ours."""
 
-    __slots__ = ("_call",)
+    __slots__ = ()
 
     of_spikeprof = True  # see mirror.py
-
-    def __init__(self, call: "Callable[..., None]") -> None:
-        self._call = call
-
-    def __call__(self, *args: "Any") -> None:
-        """What torch calls; never changes what the module gets or gives."""
-        if is_compiling():  # first of all, and a plain question: a compiler comes by here
-            return
-        alone(self._call, *args)
 
     def __reduce__(self) -> "tuple[Any, ...]":
         """See above."""
@@ -46,21 +38,25 @@ class Hook:
         return nullcontext().__exit__
 
 
-class OutputHook(Hook):
-    """The hook of a watched module that direct.py does not see."""
+class Hook(_Ours):
+    """Most of them."""
 
-    __slots__ = ("_numerics", "_place", "_root")
+    __slots__ = ("_call",)
 
-    def __init__(self, numerics: "Numerics", root: "Root", place: "Place") -> None:
-        self._numerics, self._root, self._place = numerics, root, place
+    def __init__(self, call: "Callable[..., None]") -> None:
+        self._call = call
 
-    def __call__(self, module: "Any", args: "tuple[Any, ...]", output: "Any") -> None:
-        """What torch calls."""
-        if is_compiling():
+    def __call__(self, *args: "Any") -> None:
+        """What torch calls; never changes what the module gets or gives."""
+        if is_compiling():  # first of all, and a plain question: a compiler comes by here
             return
-        numerics = self._numerics
-        if numerics.thread == get_ident():
-            numerics.gave(self._root, self._place, (module, *args), output)
+        alone(self._call, *args)
+
+
+class OutputHook(_Ours, partial):  # type: ignore[type-arg]
+    """That of a watched module that direct.py does not see: no call in Python's own between torch's and given.py's."""
+
+    __slots__ = ()
 
 
 class Root:
@@ -71,8 +67,8 @@ class Root:
         self.number = self.like = 0  # see alike.py
         self.made: dict[tuple[str, str, str], Place] = {}  # path, class and role -> place
         self.left: dict[tuple[str, str, str], Place] = {}  # of a model like this one that is gone
-        self.hooks: list[tuple[Any, int, Hook]] = []  # dictionary of a module, key, hook
-        self.outputs: list[tuple[Any, int, Hook]] = []  # the same, of modules that direct.py sees
+        self.hooks: list[tuple[Any, int, _Ours]] = []  # dictionary of a module, key, hook
+        self.outputs: list[tuple[Any, int, _Ours]] = []  # the same, of modules that direct.py sees
         self.places: dict[int, Place] = {}  # of these, by id of the module
         self.handles: list[Any] = []  # of the hooks that tell of steps, where direct.py does not
         self.refused = self._over = False
@@ -115,7 +111,7 @@ class Root:
         try:
             if "output" in numerics.roles:
                 given = self.place(path, name, "output")
-                entry = _entry(module, OutputHook(numerics, self, given), after=True)
+                entry = _entry(module, OutputHook(numerics.hooked, self, given), after=True)
                 if given.writes_input:
                     self.hooks.append(_entry(module, Hook(numerics.flush_in_step), after=False))
                 if gives(module):
@@ -175,7 +171,7 @@ class Root:
         self.handles.clear()
 
 
-def _switch(hooks: "list[tuple[Any, int, Hook]]", on: bool) -> None:
+def _switch(hooks: "list[tuple[Any, int, _Ours]]", on: bool) -> None:
     for owner, key, hook in hooks:
         if on:
             owner[key] = hook
@@ -183,7 +179,7 @@ def _switch(hooks: "list[tuple[Any, int, Hook]]", on: bool) -> None:
             owner.pop(key, None)
 
 
-def _entry(module: "Any", hook: "Hook", after: bool) -> "tuple[Any, int, Hook]":
+def _entry(module: "Any", hook: "_Ours", after: bool) -> "tuple[Any, int, _Ours]":
     """A hook that is not there yet, and where it belongs: torch gives the key, and says if it can be hooked at all."""
     hooks = module._forward_hooks if after else module._forward_pre_hooks
     handle = module.register_forward_hook(hook) if after else module.register_forward_pre_hook(hook)

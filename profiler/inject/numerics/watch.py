@@ -50,7 +50,7 @@ class Numerics:
         self.first_bad, self.graph_inputs = FirstBad(self), GraphInputs(self)
         self.looks.saw_bad = self.first_bad.saw
         self.waits = quick(self.looks.waiting, self.flush)
-        self.gave, self.several = giver(self)
+        self.gave, self.several, self.hooked = giver(self)
         self.direct = Direct(self, told_of_compiler)
         self.gradients, self._named = Gradients(self), Named(self, say)
         self.lock = RLock()
