@@ -14,7 +14,8 @@ What it means: records arrived that cannot be true (an end before its start, a t
 were left out of all tables. The rest is sound, but the numbers miss these.
 
 How it is found: the sum of what the assembler or importer set aside is above 0, but for work of the time in which
-recording was to be off (windows, clean steps); the reasons are in the manifest.
+recording was to be off (windows, clean steps); the reasons are in the manifest. It is a note where the records are of
+samplers alone, and 1 % of a sampler's at most (``max_set_aside_samples_share``).
 
 What to do: read the reasons; when they are many, record again with another libcupti version.
 
@@ -71,7 +72,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from spikeprof.analyzers.base import Evidence, Finding, Info, Metric, Result, Rule
+from spikeprof.analyzers.base import Evidence, Finding, Info, Metric, Result, Rule, Severity
 from spikeprof.analyzers.derived import (
     Bools,
     GpuWork,
@@ -103,6 +104,7 @@ class Truth:
 
     min_known_origin_share: float = 0.95
     max_tracing_cost_share: float = 0.05
+    max_set_aside_samples_share: float = 0.01
     min_steps_count: int = 5
 
     info: ClassVar[Info] = Info(
@@ -160,10 +162,11 @@ class Truth:
             ),
         }
         records = sum(note.records_count for note in trace.manifest.collectors.values())
+        severities = {"records-dropped": "warning", "records-set-aside": self._severity_of_broken(trace)}
         return [
             Finding(
                 rule,
-                "warning",
+                severities[rule],
                 {},
                 (Evidence(metric, values[metric], 0, "none expected"), Evidence("records_count", records)),
                 action,
@@ -171,6 +174,15 @@ class Truth:
             for rule, (metric, action) in advice.items()
             if values[metric]
         ]
+
+    def _severity_of_broken(self, trace: Trace) -> Severity:
+        """Of a sampler's many readings a few may go; a record of GPU work is one of its kind."""
+        few = (
+            note.broken_count == 0
+            or (name != "activity" and note.broken_count <= self.max_set_aside_samples_share * note.records_count)
+            for name, note in trace.manifest.collectors.items()
+        )
+        return "info" if all(few) else "warning"
 
     def _of_limits(self, values: dict[str, Any]) -> list[Finding]:
         """Findings about values beyond an option."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _STATES = {"value": "fine", "problem": "a problem", "not_measured": "not measured", "note": "to know"}
+_NOTES_IN_SIGHT = 3
 _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 
@@ -48,7 +49,7 @@ def render_html(report: Report) -> str:
     body = [section for section in sections(report, unit) if not section.empty]
     if no_gpu_work(report):  # most sections only say so: what was measured, such as numerics, comes before them
         body.sort(key=lambda section: not section.charts and not section.tables)
-    findings = report.findings()
+    shown, folded = _in_sight(report.findings())
     context = {
         "page_title": f"{printable(report.trace_name)} · spikeprof",
         "heading": printable(report.trace_name),
@@ -56,7 +57,9 @@ def render_html(report: Report) -> str:
         "command": fmt.command_line(report.manifest.command) if report.manifest.command else "",
         "truth": truth_line(report),
         "verdict": say.verdict(report),
-        "findings": [_card(f) for f in findings],
+        "findings": [_card(f) for f in shown],
+        "folded": [_card(f) for f in folded],
+        "folded_title": fmt.plural(len(folded), "note"),
         "no_findings": say.nothing_found(report),
         "facts": say.facts(report),
         "notes": [printable(n) for n in report.manifest.notes],
@@ -64,6 +67,14 @@ def render_html(report: Report) -> str:
     }
     whole = [0, round(report.manifest.duration_ns / unit[0], 6)]
     return render_page(context, body, whole)
+
+
+def _in_sight(findings: list[Finding]) -> tuple[list[Finding], list[Finding]]:
+    """What is shown at once, and the notes that open with a click: many of them would hide the charts."""
+    notes = [f for f in findings if f.severity == "info"]
+    if len(notes) <= _NOTES_IN_SIGHT or len(notes) == len(findings):
+        return findings, []
+    return [f for f in findings if f.severity != "info"], notes
 
 
 def render_page(context: Mapping[str, Any], body: Sequence[Section], whole: Sequence[float], css: str = "") -> str:

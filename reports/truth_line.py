@@ -136,7 +136,7 @@ def _records_item(truth: Result, metrics: dict[str, Metric]) -> TruthItem:
     body = ", ".join(f"{fmt.count(n or 0)} {fmt.label(name)}" for name, n in numbers.items())
     reasons = set_aside_reasons(truth)
     text = f"{head}{body}{f' ({reasons})' if reasons else ''}"
-    lost = (numbers["dropped"] or 0) + (_value(metrics, "broken_records_count") or 0)
+    lost = any(f.severity != "info" for f in truth.findings if f.rule in ("records-dropped", "records-set-aside"))
     worst = next(name for name in ("dropped", "set_aside", "repaired") if numbers[name])
     short = f"{fmt.count(numbers[worst] or 0)} {fmt.label(worst)}"
     return TruthItem("Records", text, "problem" if lost else "value", short)

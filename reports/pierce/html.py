@@ -48,6 +48,7 @@ def render_html(run: PierceRun) -> str:
         "truth": _trust(run),
         "verdict": _verdict(incidents),
         "findings": [_card(incident) for incident in incidents[:MAX_CARDS]],
+        "folded": [],
         "no_findings": _nothing(run),
         "facts": _facts(run),
         "notes": [printable(note) for note in run.notes],

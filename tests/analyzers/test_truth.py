@@ -292,4 +292,15 @@ def test_work_of_the_time_in_which_recording_was_off_is_no_fault() -> None:
     result = Truth().analyze(tiny.trace(collectors={"activity": broken}))
     (finding,) = [f for f in result.findings if f.rule == "records-set-aside"]
     assert finding.evidence[0].value == 2
+    assert finding.severity == "warning"
     assert result.metric("set_aside_count") == 45
+
+
+@pytest.mark.parametrize(("name", "broken", "severity"), [
+    ("pm_sampling", 10, "info"), ("pm_sampling", 11, "warning"), ("activity", 1, "warning"),
+])  # fmt: skip
+def test_few_readings_of_a_sampler_may_go(name: str, broken: int, severity: str) -> None:
+    note = CollectorNote("ok", records_count=1000, set_aside_count=broken, set_aside_reasons={"without a time": broken})
+    others = {"nvml": CollectorNote("ok", records_count=50)}
+    (finding,) = Truth().analyze(tiny.trace(collectors={name: note, **others})).findings
+    assert (finding.rule, finding.severity) == ("records-set-aside", severity)

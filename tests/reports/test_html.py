@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -139,6 +140,24 @@ def test_what_a_reader_is_told(rich_page: str) -> None:
         "2.270153 s",
     ):
         assert text in shown, text
+
+
+def test_many_notes_are_folded_behind_what_is_graver() -> None:
+    """Four notes would push the charts out of sight; where nothing is graver they are what there is to see."""
+    report = fabricated.rich()
+    one = report.findings()[0]
+
+    def page(*severities: str) -> str:
+        findings = tuple(replace(one, severity=severity) for severity in severities)
+        return render_html(replace(report, results=(replace(report.results[0], findings=findings),)))
+
+    assert '<details class="folded">' not in page("warning", "info", "info", "info")
+    assert '<details class="folded">' not in page(*["info"] * 4)
+    folded = page("warning", *["info"] * 4)
+    assert "<summary>4 notes</summary>" in folded
+    shown, hidden = folded.split('<details class="folded">')
+    assert (shown.count('<article class="card warning">'), hidden.count('<article class="card info">')) == (1, 4)
+    assert '<article class="card info">' not in shown
 
 
 def test_charts_over_time_share_their_range_and_their_left_edge(rich_page: str) -> None:
