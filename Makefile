@@ -1,7 +1,7 @@
 # `make demo` and `make test` set themselves up; see scripts/setup_env.sh for the variables they take.
 VENV ?= .venv
 BIN := $(VENV)/bin
-SAMPLE ?= sample_traces/h200_eager_decode
+SAMPLE ?= sample_traces/h200_engine_eager
 REPORT ?= report.html
 PYTEST_ARGS ?=
 export VENV

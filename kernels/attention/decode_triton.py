@@ -119,7 +119,7 @@ def _groups(stored: Tensor | Quantised) -> int:
     return 1 if isinstance(stored, Tensor) else int(stored.scale.shape[-1])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_row", "splits"])  # which grow while sequences do
 def _decode_part(
     q_ptr, key_ptr, key_scale_ptr, key_zero_ptr, value_ptr, value_scale_ptr, value_zero_ptr, table_ptr, lengths_ptr,
     out_ptr, lse_ptr,
@@ -300,7 +300,7 @@ def _dequantised(stored, scale, zero, SPAN: tl.constexpr, KIND: tl.constexpr):
     return tl.reshape(plain, [tokens, columns]).to(KIND)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _merge_parts(
     parts_ptr, parts_lse_ptr, out_ptr, lse_ptr, splits, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr,
     PARTS: tl.constexpr,

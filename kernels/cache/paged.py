@@ -17,6 +17,8 @@ from spikeprof.kernels.cache.store import Store
 from spikeprof.kernels.cache.usage import Usage
 from spikeprof.kernels.paths import Attended, check, check_shape
 
+_ALIGNED_INTS = 4  # 16 bytes
+
 
 class PagedCache:
     """A ``KVCache`` over pages; how they are stored is the stores' affair. See ``make_cache``.
@@ -122,10 +124,16 @@ class PagedCache:
 
 
 def _on_device(planned: HostPlan, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Slots, block table and lengths, carried over in one copy that the host does not wait for."""
+    """Slots, block table and lengths, carried over in one copy that the host does not wait for.
+
+    Each begins at a multiple of 16 bytes: Triton compiles a kernel once for pointers that do and once for others, in
+    the middle of decoding where a growing block table moves what is behind it.
+    """
     parts = [planned.slots.view(np.int32), planned.block_table.ravel(), planned.lengths]
-    packed = torch.from_numpy(np.concatenate(parts))
+    padded = [np.pad(part, (0, -part.size % _ALIGNED_INTS)) for part in parts]
+    packed = torch.from_numpy(np.concatenate(padded))
     if device.type == "cuda":
         packed = packed.pin_memory().to(device, non_blocking=True)
-    slots, table, lengths = packed.split([part.size for part in parts])
+    places = packed.split([part.size for part in padded])
+    slots, table, lengths = (place[: part.size] for place, part in zip(places, parts, strict=True))
     return slots.view(torch.int64), table.view(planned.block_table.shape), lengths

@@ -239,23 +239,26 @@ class _Owners:
 
         ``given`` and ``place_of`` are of each origin; ``seen`` and ``found`` are indices into ``rows``, ``stretch``
         numbers what runs up to each. Asked are the launches of the place with that grid after the same kernels, else
-        all of them. -1 where their inputs differed, or where there was but one: the next may have had others.
+        all of them. -1 where their inputs differed, or where such inputs were seen but once at the place: the next may
+        have had others.
         """
         grid = self._kernels.grid[rows]
         after = np.where(stretch >= 0, stretch * (int(grid.max()) + 1) + grid, -1)
         origin = self.origin[rows[seen]].astype(np.int64)
         told = np.full(len(found), -1, np.int64)
+        # Launches of one place may differ in what called it: any origin with these inputs will do.
+        inputs = int(given.max()) + 1
+        pairs, first, times = np.unique(
+            place_of[origin] * inputs + given[origin], return_index=True, return_counts=True
+        )
         for kind in (grid, after):  # the closer one has the last word
             of_seen, asked, kinds = kind[seen], kind[found], int(kind.max()) + 1
             known = Only(np.where(of_seen >= 0, place_of[origin] * kinds + of_seen, -1), given[origin])
             at = known.find(place * kinds + asked)
-            same = (at >= 0) & (asked >= 0) & (known.count[at] > 1) & (known.value[at] >= 0)
-            told = np.where(same, known.value[at], told)
-        # Launches of one place may differ in what called it: any origin with these inputs will do.
-        inputs = int(given.max()) + 1
-        pairs, first = np.unique(place_of[origin] * inputs + given[origin], return_index=True)
-        at = np.minimum(np.searchsorted(pairs, place * inputs + told), len(pairs) - 1)
-        return np.where((told >= 0) & (pairs[at] == place * inputs + told), origin[first[at]], -1)
+            pair = np.minimum(np.searchsorted(pairs, place * inputs + known.value[at]), len(pairs) - 1)
+            same = (at >= 0) & (asked >= 0) & (known.value[at] >= 0) & (times[pair] > 1)
+            told = np.where(same, pair, told)
+        return np.where(told >= 0, origin[first[told]], -1)
 
     def _sequences(self) -> Ints:
         """Kernels stream behind stream, each in order; of those that one graph launch ran on a stream, the first."""

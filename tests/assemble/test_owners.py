@@ -208,6 +208,19 @@ def test_one_seen_launch_does_not_tell_the_shapes_of_the_next(tmp_path: Path) ->
     assert [row[2] for row in owners[:41]] == [f"aten::op{i}" for i in range(41)]
 
 
+def test_shapes_seen_before_are_told_after_kernels_that_were_seen_once(tmp_path: Path) -> None:
+    """The first step is a prefill; from the fourth on another kernel runs among them, which one look has seen."""
+    kernels, launches, ops = _steps(6, seen=(0, 1, 2, 4))
+    for step in (3, 4, 5):
+        number = step * 41 + 5
+        kernels[number] = kernel(2000, 1000 + 20 * number, number + 1)
+    for step, looked_at in enumerate((0, 1, 2, 4)):
+        for i in range(41):
+            ops[41 * step + i][4] = [[128 if looked_at == 0 else 7 if (looked_at, i) == (4, 9) else 1]]
+    _, _, owners = built(tmp_path, kernels, event("launches", launches=launches), event("ops", ops=ops))
+    assert [row[3] for row in owners[41 * 5 + 6 : 41 * 5 + 12]] == ["[[1]]", "[[1]]", "[[1]]", "", "[[1]]", "[[1]]"]
+
+
 def test_one_line_that_launches_twice_a_step_tells_shapes_by_what_ran_before(tmp_path: Path) -> None:
     """Kernels 10 and 20 of 41 come from one line and operator and have one grid: queries and keys that are turned."""
     kernels, launches, ops = _steps(4, seen=(1, 2))

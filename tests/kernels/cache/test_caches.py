@@ -215,6 +215,18 @@ def test_a_padded_static_plan_gives_what_the_plan_gives(device_path, kind):
     assert static.slots[1:].tolist() == [static.scratch_slot] * 4
 
 
+def test_parts_of_a_plan_begin_at_multiples_of_16_bytes():
+    kv = cache()
+    kv.begin(0)
+    kv.begin(1)
+    for count in (1, 3, 8):
+        plan = kv.plan([(0, count), (1, 1)])
+        begin = plan.slots.data_ptr()
+        assert [(part.data_ptr() - begin) % 16 for part in (plan.block_table, plan.lengths)] == [0, 0]
+        assert plan.slots.shape == (count + 1,)
+        assert plan.lengths.tolist() == [{1: 1, 3: 4, 8: 12}[count], {1: 1, 3: 2, 8: 3}[count]]
+
+
 def test_a_plan_too_large_for_a_static_one():
     kv = cache()
     static = kv.blank_plan(1)

@@ -57,3 +57,25 @@ def test_a_captured_step_is_the_step(kind, path):
     for sequence in present:
         for found, wanted in zip(replayed.gather(0, sequence), plain.gather(0, sequence), strict=True):
             assert torch.equal(found, wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use: kernels are compiled for one")
+def test_longer_contexts_need_no_kernel_compiled_anew():
+    """A step that waits for the compiler takes half a second instead of some milliseconds."""
+    from spikeprof.kernels.attention import decode_triton
+
+    kv = make_cache("fp16", layers=1, kv_heads=KV_HEADS, head_dim=HEAD_DIM, capacity_tokens=1280, max_sequences=1,
+                    max_tokens=1280, dtype=torch.float16, device="cuda")  # fmt: skip
+    kv.begin(0)
+    new = torch.zeros(2, 1, KV_HEADS, HEAD_DIM, dtype=torch.float16, device="cuda")
+    q = torch.zeros(1, HEADS, HEAD_DIM, dtype=torch.float16, device="cuda")
+    compiled = []
+    for _ in range(1200):
+        plan = kv.plan([(0, 1)])
+        kv.append(0, plan, new[0], new[1], path="triton")
+        kv.attend(0, plan, q, path="triton")
+        kernels = decode_triton._decode_part, decode_triton._merge_parts
+        compiled.append([len(kernel.device_caches[torch.cuda.current_device()][0]) for kernel in kernels])
+    assert compiled[-1][1] - compiled[0][1] <= 1  # once it is needed at all
+    assert compiled[-1][0] == compiled[0][0]
