@@ -7,6 +7,7 @@ from spikeprof.analyzers.cache_miss import CacheMiss
 from spikeprof.analyzers.fusion_boundary import FusionBoundary
 from spikeprof.analyzers.fusion_coverage import FusionCoverage
 from spikeprof.analyzers.kernel_latency import KernelLatency
+from spikeprof.analyzers.late_compilation import LateCompilation
 from spikeprof.analyzers.launch_gaps import LaunchGaps
 from spikeprof.analyzers.model_graph import ModelGraph
 from spikeprof.analyzers.overflow import Overflow
@@ -25,6 +26,7 @@ ANALYZERS: tuple[Analyzer, ...] = (
     FusionBoundary(),
     FusionCoverage(),
     LaunchGaps(),
+    LateCompilation(),
     Overflow(),
     ModelGraph(),
     Topology(),

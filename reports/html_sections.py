@@ -40,6 +40,7 @@ _OWN_SECTIONS = (
     "fusion-boundary",
     "fusion-coverage",
     "launch-gaps",
+    "late-compilation",
     "topology",
     "model-graph",
     "overflow",
@@ -223,6 +224,8 @@ def _idle_section(report: Report) -> Section:
     if len(devices.get("device", [])) > 1:
         section.add(html_table("idle-devices", devices))
     section.add(html_table("longest", result.tables.get("longest", {})))
+    compiled = report.result("late-compilation")
+    section.add(html_table("compile-stalls", compiled.tables.get("compile-stalls", {}) if compiled else {}))
     return section
 
 

