@@ -14,8 +14,8 @@ What it means: records arrived that cannot be true (an end before its start, a t
 were left out of all tables. The rest is sound, but the numbers miss these.
 
 How it is found: the sum of what the assembler or importer set aside is above 0, but for work of the time in which
-recording was to be off (windows, clean steps); the reasons are in the manifest. It is a note where the records are of
-samplers alone, and 1 % of a sampler's at most (``max_set_aside_samples_share``).
+recording was to be off (windows, clean steps); the reasons are in the manifest. It is a note where all of them are
+readings of a sampler (PM sampling, GPM, NVML, CPU counters), and ``max_set_aside_samples_share`` of its own at most.
 
 What to do: read the reasons; when they are many, record again with another libcupti version.
 
@@ -72,7 +72,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from spikeprof.analyzers.base import Evidence, Finding, Info, Metric, Result, Rule, Severity
+from spikeprof.analyzers.base import Evidence, Finding, Info, Metric, Result, Rule
 from spikeprof.analyzers.derived import (
     Bools,
     GpuWork,
@@ -96,6 +96,9 @@ from spikeprof.analyzers.derived.recording import (
 from spikeprof.profiler.trace import Trace
 
 _TRACED = ("traced", "partial")
+
+#: Collectors of which each record is one reading of many.
+_SAMPLERS = {"pm_sampling", "gpm", "nvml", "perf_events"}
 
 
 @dataclass(frozen=True)
@@ -162,27 +165,31 @@ class Truth:
             ),
         }
         records = sum(note.records_count for note in trace.manifest.collectors.values())
-        severities = {"records-dropped": "warning", "records-set-aside": self._severity_of_broken(trace)}
+        few = self._few_samples(trace)
         return [
             Finding(
                 rule,
-                severities[rule],
+                "info" if few and rule == "records-set-aside" else "warning",
                 {},
-                (Evidence(metric, values[metric], 0, "none expected"), Evidence("records_count", records)),
+                (
+                    Evidence(metric, values[metric], 0, "none expected"),
+                    Evidence("records_count", records),
+                    *(few if rule == "records-set-aside" else ()),
+                ),
                 action,
             )
             for rule, (metric, action) in advice.items()
             if values[metric]
         ]
 
-    def _severity_of_broken(self, trace: Trace) -> Severity:
-        """Of a sampler's many readings a few may go; a record of GPU work is one of its kind."""
-        few = (
-            note.broken_count == 0
-            or (name != "activity" and note.broken_count <= self.max_set_aside_samples_share * note.records_count)
-            for name, note in trace.manifest.collectors.items()
-        )
-        return "info" if all(few) else "warning"
+    def _few_samples(self, trace: Trace) -> tuple[Evidence, ...]:
+        """The largest share of a sampler's readings, if those are all and few: a record of work is one of its kind."""
+        notes = {name: note for name, note in trace.manifest.collectors.items() if note.broken_count}
+        share = max((note.broken_count / max(note.records_count, 1) for note in notes.values()), default=0.0)
+        if not set(notes) <= _SAMPLERS or share > self.max_set_aside_samples_share:
+            return ()
+        limit = self.max_set_aside_samples_share
+        return (Evidence("set_aside_samples_share", share, limit, "max_set_aside_samples_share"),)
 
     def _of_limits(self, values: dict[str, Any]) -> list[Finding]:
         """Findings about values beyond an option."""

@@ -7,8 +7,9 @@ attributed launches decides, and only if all that it fits have one origin. What 
 is not only because the recording begins within the stretch of another launch.
 
 A program also goes on doing the same with a kernel more in between: attention that splits a longer context merges its
-parts. What no long stretch has told is looked for once more in the sequences without all kernels of names that were
-never attributed, and given a place by long stretches only.
+parts. What no long stretch has told is looked for once more in the sequences without such **strangers**, kernels that
+were never attributed by name and grid, of which there may be few. It is given a place by long stretches only, of
+kernels that have the grids, too, and only if what ran before it and what ran after it do not speak for two.
 
 Stretches are told apart exactly, by doubling: two of length 2w are equal if both their halves are.
 """
@@ -28,9 +29,8 @@ Codes = npt.NDArray[np.int32]
 LONGEST = 2048
 #: In the shortest one that tells a place. In a shorter one a kernel must also have a grid that was seen there.
 PLACE = 32
-#: In the shortest one that tells a place where strangers are left out, and the share of kernels to be found by it for
-#: which it is done: it takes as long as all the rest.
-PLACE_AMONG_STRANGERS, WORTH = 128, 0.001
+#: In the shortest one that tells a place where strangers are left out, and the kernels among which there may be one.
+PLACE_AMONG_STRANGERS, KERNELS_A_STRANGER = 128, 8
 
 #: Of a kernel whose origin is to be found; -1 is an attributed launch of which nothing is known.
 WANTED = -2
@@ -53,29 +53,50 @@ def carry(
     ``place`` is the number of a module, line and operator, ``WANTED`` where it is to be found.
     """
     found = _both_ways(sequence, token, grid, place)
-    is_known = np.zeros(int(token.max(initial=0)) + 1, bool)
-    is_known[token[place != WANTED]] = True
-    kept = np.flatnonzero(is_known[token])
+    pair = np.asarray(pa.array(token * (int(grid.max(initial=0)) + 1) + grid).dictionary_encode().indices, np.int64)
+    is_known = np.zeros(int(pair.max(initial=0)) + 1, bool)
+    is_known[pair[place != WANTED]] = True
+    kept = np.flatnonzero(is_known[pair])
     wanted = (place[kept] == WANTED) & ((found.place[kept] < 0) | (found.length[kept] < PLACE))
-    if len(kept) == len(token) or np.count_nonzero(wanted) <= WORTH * len(token):
+    if len(kept) == len(token) or not wanted.any():
         return found
-    again = _both_ways(sequence[kept], token[kept], grid[kept], place[kept])
-    take = np.flatnonzero(wanted & (again.place >= 0) & (again.length >= PLACE_AMONG_STRANGERS))
+    again = _both_ways(sequence[kept], pair[kept], np.zeros(len(kept), np.int64), place[kept], agree=True)
+    wanted &= (again.place >= 0) & (again.length >= PLACE_AMONG_STRANGERS)
+    take = np.flatnonzero(wanted)
+    take = take[_are_few(kept, sequence[kept], take, again.length[take].astype(np.int64))]
     found.place[kept[take]], found.length[kept[take]] = again.place[take], again.length[take]
     return found
 
 
+def _are_few(kept: Ints, sequence: npt.NDArray[Any], at: Ints, length: Ints) -> npt.NDArray[np.bool_]:
+    """Whether few strangers lie within a stretch that ends at each of these, and within one that begins there.
+
+    ``at`` are places in ``kept``, the kernels that are none, by their places among all.
+    """
+    begins = np.flatnonzero(np.append(True, sequence[1:] != sequence[:-1]))
+    ends = np.append(begins[1:], len(kept))
+    of = np.searchsorted(begins, at, side="right") - 1
+    first, last = np.maximum(at - length + 1, begins[of]), np.minimum(at + length - 1, ends[of] - 1)
+    before, after = (kept[at] - kept[first]) - (at - first), (kept[last] - kept[at]) - (last - at)
+    return np.asarray(np.maximum(before, after) * KERNELS_A_STRANGER <= length)
+
+
 def _both_ways(
-    sequence: npt.NDArray[Any], token: npt.NDArray[Any], grid: npt.NDArray[Any], place: npt.NDArray[Any]
+    sequence: npt.NDArray[Any],
+    token: npt.NDArray[Any],
+    grid: npt.NDArray[Any],
+    place: npt.NDArray[Any],
+    agree: bool = False,
 ) -> Carried:
-    """What stretches that end, and those that begin, at each kernel tell."""
+    """What stretches that end, and those that begin, at each kernel tell; ``agree``: nothing where they are at odds."""
     before = _one_way(sequence, token, grid, place)
     late = _one_way(sequence[::-1], token[::-1], grid[::-1], place[::-1])
     after = Carried(late.place[::-1], late.length[::-1])
     # The longer stretch knows more, but a place that is ambiguous by one may still be told by the other.
     told = (after.length > before.length) | ((before.place < 0) & (after.length >= PLACE))
     take = told & (after.place >= 0)
-    split = (after.length == before.length) & (after.place != before.place) & (after.place >= 0) & (before.place >= 0)
+    split = (after.place != before.place) & (after.place >= 0) & (before.place >= 0)
+    split &= np.minimum(before.length, after.length) >= (PLACE if agree else np.maximum(before.length, after.length))
     np.copyto(before.place, after.place, where=take)
     np.copyto(before.length, after.length, where=take)
     before.place[split] = -1

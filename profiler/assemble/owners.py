@@ -235,12 +235,13 @@ class _Owners:
     def _with_inputs(
         self, given: Ints, place_of: Ints, rows: Ints, seen: Ints, found: Ints, place: Ints, stretch: Ints
     ) -> Ints:
-        """The origin of kernels of known places, where all launches that were seen there had the same inputs.
+        """The origin of kernels of known places, where what was seen there tells their inputs.
 
         ``given`` and ``place_of`` are of each origin; ``seen`` and ``found`` are indices into ``rows``, ``stretch``
         numbers what runs up to each. Asked are the launches of the place with that grid after the same kernels, else
-        all of them. -1 where their inputs differed, or where such inputs were seen but once at the place: the next may
-        have had others.
+        all with that grid. -1 where the inputs of some such launches differed, be it at another grid or after other
+        kernels: then these do not tell them. And -1 where there was but one: the next may have had others. After
+        kernels that were seen once that is one of all launches of the place.
         """
         grid = self._kernels.grid[rows]
         after = np.where(stretch >= 0, stretch * (int(grid.max()) + 1) + grid, -1)
@@ -253,11 +254,14 @@ class _Owners:
         )
         for kind in (grid, after):  # the closer one has the last word
             of_seen, asked, kinds = kind[seen], kind[found], int(kind.max()) + 1
-            known = Only(np.where(of_seen >= 0, place_of[origin] * kinds + of_seen, -1), given[origin])
+            keys = np.where(of_seen >= 0, place_of[origin] * kinds + of_seen, -1)
+            known = Only(keys, given[origin])
             at = known.find(place * kinds + asked)
             pair = np.minimum(np.searchsorted(pairs, place * inputs + known.value[at]), len(pairs) - 1)
-            same = (at >= 0) & (asked >= 0) & (known.value[at] >= 0) & (times[pair] > 1)
-            told = np.where(same, pair, told)
+            torn = place_of[origin][(of_seen >= 0) & (known.value[known.find(keys)] < 0)]
+            often = times[pair] if kind is after else known.count[at]
+            enough = (often > 1) & ~np.isin(place, torn)
+            told = np.where((at >= 0) & (asked >= 0) & (known.value[at] >= 0) & enough, pair, told)
         return np.where(told >= 0, origin[first[told]], -1)
 
     def _sequences(self) -> Ints:

@@ -171,5 +171,10 @@
     show();
   });
 
+  // What is folded is printed, too.
+  window.addEventListener("beforeprint", function () {
+    document.querySelectorAll("details.folded").forEach(function (one) { one.open = true; });
+  });
+
   drawAll();
 })();

@@ -297,10 +297,16 @@ def test_work_of_the_time_in_which_recording_was_off_is_no_fault() -> None:
 
 
 @pytest.mark.parametrize(("name", "broken", "severity"), [
-    ("pm_sampling", 10, "info"), ("pm_sampling", 11, "warning"), ("activity", 1, "warning"),
+    ("pm_sampling", 10, "info"), ("pm_sampling", 11, "warning"), ("activity", 1, "warning"), ("kineto", 1, "warning"),
+    ("numerics", 1, "warning"), ("ownership", 1, "warning"), ("nvml", 1, "info"),
 ])  # fmt: skip
 def test_few_readings_of_a_sampler_may_go(name: str, broken: int, severity: str) -> None:
     note = CollectorNote("ok", records_count=1000, set_aside_count=broken, set_aside_reasons={"without a time": broken})
-    others = {"nvml": CollectorNote("ok", records_count=50)}
-    (finding,) = Truth().analyze(tiny.trace(collectors={name: note, **others})).findings
+    others = {"gpm": CollectorNote("ok", records_count=50)}
+    (finding,) = Truth().analyze(tiny.trace(collectors={**others, name: note})).findings
     assert (finding.rule, finding.severity) == ("records-set-aside", severity)
+    shares = [e.value for e in finding.evidence if e.metric == "set_aside_samples_share"]
+    assert shares == ([broken / 1000] if severity == "info" else [])
+    both = {name: note, "activity": CollectorNote("ok", records_count=9, set_aside_count=1, set_aside_reasons={"x": 1})}
+    (finding,) = Truth().analyze(tiny.trace(collectors=both)).findings
+    assert finding.severity == "warning"

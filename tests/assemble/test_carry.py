@@ -80,20 +80,29 @@ def test_a_changed_kernel_costs_its_neighbours_nothing() -> None:
 
 
 def test_a_kernel_more_in_each_layer_takes_no_place_from_the_others() -> None:
-    longer = [9, *[1, 2, 77, 3] * 20, 8]
-    found = carried(STEP * 8 + longer * 6, [*BEFORE, *[WANTED] * len(STEP), *PLACES])
-    places = [0, *[p for layer in range(20) for p in (3 * layer + 1, 3 * layer + 2, -1, 3 * layer + 3)], 61]
-    for step in range(6):
-        begin = 8 * len(STEP) + step * len(longer)
+    step = [9, *range(100, 108), *range(100, 108), *range(100, 108), *range(100, 108), 8]  # four layers of eight
+    longer = [*step[:5], 77, *step[5:13], 77, *step[13:21], 77, *step[21:29], 77, *step[29:]]
+    before = [WANTED] * len(step)
+    seen = list(range(len(step)))
+    found = carried(step * 8 + longer * 8, [*before * 5, *seen])
+    places = [*seen[:5], -1, *seen[5:13], -1, *seen[13:21], -1, *seen[21:29], -1, *seen[29:]]
+    for number in range(8):
+        begin = 8 * len(step) + number * len(longer)
         assert found.place[begin : begin + len(longer)].tolist() == places
-    assert set(found.length[8 * len(STEP) + len(longer) :].tolist()) >= {0, PLACE_AMONG_STRANGERS}
+    assert PLACE_AMONG_STRANGERS in found.length[8 * len(step) + len(longer) :].tolist()
+    # Of another grid they are other kernels, and so would be those of another model.
+    grids = [0] * len(step) * 8 + [1] * len(longer) * 8
+    found = carried(step * 8 + longer * 8, [*before * 5, *seen], grids)
+    assert found.length[8 * len(step) + len(longer) : -len(longer)].max() < PLACE
 
 
-def test_few_kernels_between_strangers_are_no_place() -> None:
-    # The same names in the same order, 62 of them: another model may have them, too.
-    found = carried(STEP + [t for one in STEP for t in (55, 77, one)], PLACES)
-    assert set(found.place[len(STEP) :].tolist()) <= {-1, 0, 61}  # what is there once, by name and grid
-    assert found.length[len(STEP) :].max() < PLACE
+def test_what_is_strange_for_the_most_part_has_no_place() -> None:
+    # The same names in the same order, as another model may have them, a stranger after each third.
+    longer = [t for layer in range(20) for t in (1, 2, 3, 77)]
+    found = carried(STEP * 8 + [9, *longer, 8] * 8, [*BEFORE, *[WANTED] * len(STEP), *PLACES])
+    begin = 8 * len(STEP) + len(longer)
+    # Up to the first stranger the begin of a step is as ever, and known is what is there once.
+    assert set(found.place[begin : -len(longer)].tolist()) == {-1, 0, 1, 2, 3, 61}
 
 
 def test_sequences_do_not_run_into_one_another() -> None:
@@ -133,24 +142,31 @@ def test_any_sequence_against_a_slow_search(rows: list[tuple[int, int, int, int]
         mock.patch.object(module, "LONGEST", 8),
         mock.patch.object(module, "PLACE", 4),
         mock.patch.object(module, "PLACE_AMONG_STRANGERS", 4),
+        mock.patch.object(module, "KERNELS_A_STRANGER", 4),
     ):
         found = carry(*columns)
-    known = {row[1] for row in rows if row[3] != WANTED}
-    kept = [i for i, row in enumerate(rows) if row[1] in known]
+    known = {row[1:3] for row in rows if row[3] != WANTED}
+    kept = [i for i, row in enumerate(rows) if row[1:3] in known]
+    without = [(rows[i][0], 2 * rows[i][1] + rows[i][2], 0, rows[i][3]) for i in kept]
     for i, row in enumerate(rows):
         if row[3] != WANTED:
             assert found.length[i] == 0
             continue
         place, length = slowly(rows, i)
         if (place < 0 or length < 4) and i in kept:
-            again, width = slowly([rows[j] for j in kept], kept.index(i))
-            place = again if width >= 4 and again >= 0 else place
+            at = kept.index(i)
+            again, width = slowly(without, at, agree=True)
+            mine = [k for k in range(len(kept)) if without[k][0] == row[0]]
+            first, last = max(at - width + 1, mine[0]), min(at + width - 1, mine[-1])
+            strangers = max(i - kept[first] - (at - first), kept[last] - i - (last - at))
+            place = again if width >= 4 and again >= 0 and 4 * strangers <= width else place
         assert found.place[i] == place, i
 
 
-def slowly(rows: list[tuple[int, int, int, int]], i: int) -> tuple[int, int]:
+def slowly(rows: list[tuple[int, int, int, int]], i: int, agree: bool = False) -> tuple[int, int]:
     (before, width), (after, later) = one_way(rows, i), one_way(rows[::-1], len(rows) - 1 - i)
-    if width == later and before != after and min(before, after) >= 0:
+    at_odds = min(width, later) >= 4 if agree else width == later
+    if at_odds and before != after and min(before, after) >= 0:
         return -1, width
     told = later > width or (before < 0 and later >= 4)
     return (after, later) if told and after >= 0 else (before, width)

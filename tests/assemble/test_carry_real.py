@@ -39,8 +39,8 @@ def test_a_third_of_the_launches_tells_of_the_others(name: str) -> None:
     assert carried.sum() > 0.7 * (~shown).sum()
     assert (found.place == true)[carried].all()
 
-    # Elsewhere a kernel more follows each one of these names, in which no attributed stretch goes on.
-    follows = np.isin(columns[1], columns[1][np.flatnonzero(shown)[::20]]) & ~shown
+    # Elsewhere a kernel more comes behind every twentieth: hardly an attributed stretch goes on.
+    follows = (np.arange(len(true)) % 20 == 7) & ~shown
     rows, stranger = np.arange(len(true)), -1
     order = np.insert(rows, np.flatnonzero(follows) + 1, stranger)
     sequence, token, grid = (np.where(order == stranger, column.max() + 1, column[order]) for column in columns)
