@@ -46,7 +46,7 @@ _STEPS_WINDOW, _CLOCK_WINDOW = (20_000, 10.0), (5000, 0.5)
 #: The clock opens a window after 1, 2, 4, 8 ... seconds, this many times.
 _CLOCK_WINDOWS_MAX, _COMPILATIONS_MAX = 12, 256
 
-#: Steps without a new kind after which only known models are watched, and after which nothing is any more.
+#: Recorded steps without a new kind after which only known models are watched, and after which nothing is any more.
 WIDE_STEPS, WATCHED_STEPS = 256, 20_000
 
 
@@ -168,11 +168,12 @@ class Attribution:
         window = self.windows.current
         seen = self._by_kind.get(kind.key) or _Seen()
         seen.all += 1
-        if self._is_wanted(seen) and self._may_look(seen.looked_at):
+        if self._is_wanted(seen) and self._may_look(seen):
             if window is None or window.by_clock or window.over:
                 self._looked_at.clear()
                 self._open("steps of %s" % kind.text, by_clock=False)
-            if self.windows.current is not None:
+            window = self.windows.current
+            if window is not None and not window.by_clock:
                 self._by_kind[kind.key] = seen
                 self._steps += seen.looked_at < self._wanted
                 self._quiet = self._quiet if seen.looked_at else 0
@@ -180,12 +181,14 @@ class Attribution:
                 seen.due = _AGAIN * seen.all
                 self._looked_at.add(get_ident())
                 self._operators.begin()
-            return
+                return
         self._looked_at.discard(get_ident())
         if window is not None and not window.by_clock and (window.over or not self._looked_at):
             self.windows.close()
         if window is None or not window.by_clock:
             self._operators.end()
+        if self._agent.state != "traced":
+            return
         self._quiet += 1
         if self._quiet >= WATCHED_STEPS or (self._quiet == WIDE_STEPS and not self._agent.calls.narrow(self)):
             self._retire("no new kind of step for %d steps" % self._quiet)
@@ -199,14 +202,18 @@ class Attribution:
         thread, switched_at = self._agent.switched
         return thread != get_ident() or Clock.monotonic() >= switched_at + _AGAIN_SECONDS
 
-    def _may_look(self, done: int = 1) -> bool:
-        """Whether a window may be opened now, for a kind of which so many steps were looked at."""
+    def _may_look(self, seen: _Seen | None = None) -> bool:
+        """Whether a window may be opened now, for a kind of steps or by the clock."""
         if self._ended or self._compiling or self._agent.state != "traced":
             return False
         if self.windows.spent:
             self._retire(self.windows.spent)
-        elif self._steps >= STEPS_MAX or (not done and len(self._by_kind) >= KINDS_MAX):
+        elif seen is None or seen.looked_at >= self._wanted:
+            return True
+        elif not seen.looked_at and len(self._by_kind) >= KINDS_MAX:
             self._say("skipped", "kinds of steps beyond the first %d" % len(self._by_kind))
+        elif self._steps >= STEPS_MAX:
+            self._say("skipped", "first steps beyond %d of all kinds together" % self._steps)
         else:
             return True
         return False

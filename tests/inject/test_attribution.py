@@ -191,6 +191,46 @@ def test_a_kind_is_not_looked_at_again_where_that_is_too_much(lab: Lab) -> None:
     assert events.owners() == times(1 + 1 + 1)
 
 
+def test_kinds_are_looked_at_again_however_many_there_are(lab: Lab) -> None:
+    events = run(
+        lab,
+        """
+        torch.cuda._lazy_init()
+        class Small(torch.nn.Module):
+            def forward(self, x): torch.cuda.launch(1)
+        models = [Small() for _ in range(64)]
+        for _ in range(6):
+            for each in models: each(Tensor(1))
+        """,
+        attribute_steps=3,
+    )
+    assert events.owners()[""] == 64 * (3 + 1)  # 64 times 3 are all first steps that there may be
+    assert not [told for told in events.told("skipped") if "beyond" in told]
+
+
+def test_steps_while_nothing_is_recorded_do_not_end_it(lab: Lab) -> None:
+    events = run(
+        lab,
+        """
+        attribution.WIDE_STEPS = 5
+        torch.cuda._lazy_init()
+        from _spikeprof import hooks
+        agent = hooks.the_agent()
+        agent.set_condition("off", "--window")
+        for _ in range(20):
+            step(1)
+        assert hooked()
+        agent.set_condition("off", None)
+        time.sleep(0.06)
+        for _ in range(3):
+            step(1)
+        """,
+        attribute_steps=2,
+    )
+    assert events.owners() == times(2)
+    assert events.told("ended") == ["the program ended"]
+
+
 def test_the_trace_says_who_owns_each_kernel(lab: Lab) -> None:
     run = lab.record(
         textwrap.dedent(MODEL)

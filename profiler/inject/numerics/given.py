@@ -4,7 +4,7 @@ import sys
 
 from ..events import get_ident
 from .places import tensors_in
-from .unseen import alone, functions_overridden, is_compiling
+from .unseen import alone, functions_overridden, is_compiling, operators_overridden
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -63,10 +63,15 @@ def giver(numerics: "Numerics") -> "tuple[Gave, Several, Hooked]":
     def hooked(root: "Root", place: "Place", module: "Any", args: "tuple[Any, ...]", output: "Any") -> None:
         if is_compiling():  # first of all, and a plain question: a compiler comes by here
             return
-        if numerics.thread == get_ident() and (
+        if numerics.thread != get_ident():
+            return
+        if (
             functions_overridden()
+            or operators_overridden()
             or not (
-                waits(place.spots[0], args, output) if type(output) is plain else several(root, place, args, output)
+                waits(place.spots[0], args, output)
+                if type(output) is plain
+                else several(root, place, (module, *args), output)
             )
         ):
             gave(root, place, (module, *args), output)

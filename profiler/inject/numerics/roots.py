@@ -54,9 +54,13 @@ class Hook(_Ours):
 
 
 class OutputHook(_Ours, partial):  # type: ignore[type-arg]
-    """That of a watched module that direct.py does not see: no call in Python's own between torch's and given.py's."""
+    """That of a watched module that direct.py does not see: no call in Python's own between torch's and given.py's.
 
-    __slots__ = ()
+    An attribute of its own keeps it whole where a program makes a ``partial`` of it: that takes plain ones apart.
+    """
+
+    def __init__(self, *_: object) -> None:
+        self.is_whole = True
 
 
 class Root:

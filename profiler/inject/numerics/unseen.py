@@ -25,7 +25,7 @@ def _never() -> bool:
 
 #: How many modes of either kind are on in this thread; a torch without them has none.
 functions_overridden: "Callable[[], int]" = getattr(_torch._C, "_len_torch_function_stack", _none)
-_operators_overridden: "Callable[[], int]" = getattr(_torch._C, "_len_torch_dispatch_stack", _none)
+operators_overridden: "Callable[[], int]" = getattr(_torch._C, "_len_torch_dispatch_stack", _none)
 
 #: A compiler that comes upon it knows the answer, and leaves out what depends on it.
 is_compiling: "Callable[[], bool]" = getattr(getattr(_torch, "compiler", None), "is_compiling", _never)
@@ -35,7 +35,7 @@ is_traced: "Callable[[], object]" = getattr(_torch._C, "_get_tracing_state", _ne
 
 def overridden() -> bool:
     """Whether somebody would see what we do with tensors."""
-    return bool(functions_overridden() or _operators_overridden())
+    return bool(functions_overridden() or operators_overridden())
 
 
 def alone(call: "Callable[..., None]", *args: "Any") -> None:
@@ -52,7 +52,7 @@ def unseen() -> "Iterator[None]":
     """No mode is on."""
     modes = importlib.import_module("torch.utils._python_dispatch")
     with _torch._C.DisableTorchFunction():
-        if _operators_overridden() and hasattr(modes, "_disable_current_modes"):
+        if operators_overridden() and hasattr(modes, "_disable_current_modes"):
             with modes._disable_current_modes():
                 yield
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import pickle
 import threading
@@ -404,3 +405,74 @@ def test_pages_of_the_engine_stand_for_no_more_than_is_told(way: str, bits: int)
     assert pages[2] == "float16"
     assert pages[1] is not None
     assert real <= pages[1] < 1.05 * real
+
+
+class GivesTuples(nn.Module):
+    """Hands its input on in a tuple, changed in place."""
+
+    def forward(self, x: Any) -> Any:
+        return (x.add_(1),)
+
+
+class InTuples(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.pair, self.last = Scaled(2.0), GivesTuples(), Scaled(1.0)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.pair(self.first(x))[0])
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_module_may_hand_on_what_it_took_in_a_tuple(way: str, every: int) -> None:
+    model = InTuples()
+    with torch.no_grad(), spikeprof.watch(model, every=every) as watched:
+        for _ in range(5):
+            model(torch.ones(2, 4))
+    assert watched.remarks == []
+    for step in range(0, 5, every):
+        assert modules_of(watched, step) == ["first", "pair", "last"]
+        amax = {row["module"]: row["amax_value"] for row in watched.stats() if row["step"] == step}
+        if step:  # that it writes into what it takes is learned in the first
+            assert amax == {"first": 2.0, "pair": 3.0, "last": 3.0}
+
+
+class Exponential(nn.Module):
+    def forward(self, x: Any, scale: Any) -> Any:
+        return x * 2, (x * scale).exp()
+
+
+class Adds(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Exponential()
+
+    def forward(self, x: Any, scale: Any) -> Any:
+        one, other = self.inner(x, scale)
+        return one + other
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_what_a_module_of_two_outputs_took_is_kept_whole(every: int) -> None:
+    model = Adds()
+    with torch.no_grad(), spikeprof.watch(model, every=every) as watched:
+        for step in range(6):
+            model(torch.ones(2, 4), torch.tensor(1000.0 if step == 4 else 1.0))
+        found = watched.bisect()
+    assert found is not None
+    assert (found["step"], found["module"], found["operator"], found["exact"]) == (4, "inner", "aten::exp", True)
+    assert [one["amax"] for one in found["taken"]] == [1.0, 1000.0]
+
+
+def test_a_program_may_wrap_the_hooks_that_it_finds() -> None:
+    """functools takes a plain ``partial`` apart: what is left would be pickled, and copied, by its insides."""
+    model = nn.Sequential(Scaled(2.0))
+    with spikeprof.watch(model, every=2) as watched:
+        model(torch.ones(1))
+        hooks = model[0]._forward_hooks
+        for key in hooks:
+            hooks[key] = functools.partial(hooks[key])
+        copied = pickle.loads(pickle.dumps(model))
+        copied(torch.ones(1))
+        copy.deepcopy(model)(torch.ones(1))
+    assert [row["module"] for row in watched.stats()] == ["0"]
