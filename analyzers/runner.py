@@ -14,6 +14,7 @@ COLLECT_WITH: dict[str, str] = {
     "kernels": "spikeprof run -- CMD",
     "memory_ops": "spikeprof run -- CMD",
     "runtime_calls": "spikeprof run -- CMD",
+    "overheads": "spikeprof run -- CMD",
     "steps": "spikeprof run --clean-steps 20 -- CMD",
     "samples": "spikeprof run -- CMD (on a machine with NVML)",
     "counters": "spikeprof run --counters -- CMD",
