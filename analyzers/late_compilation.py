@@ -32,6 +32,7 @@ from spikeprof.analyzers.base import Evidence, Figure, Finding, Info, Metric, Re
 from spikeprof.analyzers.derived import (
     Bools,
     GpuWork,
+    Integers,
     Ints,
     gpu_work,
     group_codes,
@@ -157,8 +158,8 @@ class LateCompilation:
             recorded[mine] = overlap_with(begin[mine], end[mine], spans) == (end - begin)[mine]
         codes, names = trace.codes("kernels", "name")
         name = ints(codes[work.row[piece]])
-        again = work.start[piece] > _first_start(trace, name, ints(rank), ints(codes))
-        steady_ns = self._steady_begin(trace)
+        again = work.start[piece] > _first_start(trace, rank, name)
+        steady_ns = self._steady_begin(trace) if len(call) else None
         late = again if steady_ns is None else end >= steady_ns
         stalls = _Stalls(begin, ints(end), ints(rank), name, again, late).only(np.flatnonzero(recorded))
         return stalls.only(np.argsort(stalls.begin, kind="stable")), [str(one) for one in names]
@@ -206,10 +207,11 @@ def _first_piece(calls: Ints, work: GpuWork, calls_count: int) -> Ints:
     return found
 
 
-def _first_start(trace: Trace, name: Ints, rank: Ints, codes: Ints) -> Ints:
-    """When the first kernel of each of these names began, in each of these processes."""
-    ranks, start = trace.column("kernels", "rank"), trace.column("kernels", "start_ns")
-    width = int(codes.max(initial=0)) + 1
-    first = np.full((int(ranks.max(initial=0)) + 1) * width, np.iinfo(np.int64).max)
-    np.minimum.at(first, ranks * width + codes, start)
-    return ints(first[rank * width + name])
+def _first_start(trace: Trace, rank: Integers, name: Ints) -> Ints:
+    """When the first kernel of each of these names (codes) began, in each of these processes."""
+    start, (codes, _) = trace.column("kernels", "start_ns"), trace.codes("kernels", "name")
+    ranks = np.concatenate([trace.column("kernels", "rank"), rank])
+    group, _ = group_codes(ranks, np.concatenate([codes, name]))
+    first = np.full(int(group.max(initial=0)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, group[: len(start)], start)
+    return ints(first[group[len(start) :]])

@@ -124,7 +124,8 @@ class TritonScanner:
             self._sms = torch.cuda.get_device_properties(device).multi_processor_count
         #: The handle of a device's current stream.
         self.stream_of: Callable[[int], int] = torch._C._cuda_getCurrentRawStream if self._on_gpu else lambda _: 0
-        self._current: Callable[[], int] = torch._C._cuda_getDevice if self._on_gpu else lambda index=self.index: index  # type: ignore[misc]
+        own = self.index
+        self._current: Callable[[], int] = torch._C._cuda_getDevice if self._on_gpu else lambda: own
         self._capturing: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing if self._on_gpu else bool
         self._steps_due = 0
         self._ready: dict[tuple[int, bool], dict[str, Any]] = {}  # compile-time arguments
