@@ -207,7 +207,7 @@ _CAPTIONS = {
     "idle-classes": ("Idle time by cause", ""),
     "idle-devices": ("Idle time by GPU and cause", ""),
     "longest": ("Longest gaps", ""),
-    "compile-stalls": ("Launches that waited for a compiler", ""),
+    "compile-stalls": ("Launches that waited for their kernel to be compiled or loaded", ""),
     "devices": ("GPUs", ""),
     "processes": ("Processes", ""),
     "missing": ("What, why, and what would measure it", ""),
