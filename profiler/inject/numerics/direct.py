@@ -65,6 +65,10 @@ class Direct:
     def _compiles(self) -> bool:
         return not self.told_of_compiler and _COMPILER in sys.modules
 
+    def may_meet_compiler(self) -> bool:
+        """Whether a compiler may come upon hooks: nobody tells of it, and it is there, or being loaded."""
+        return not self.told_of_compiler and _LOADED_FIRST in sys.modules
+
     def can_see(self, module: "Any") -> bool:
         """Whether calls of the module come to the function."""
         return getattr(type(module), "_call_impl", None) is self._owner._call_impl

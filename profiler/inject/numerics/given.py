@@ -27,7 +27,7 @@ def giver(numerics: "Numerics") -> "tuple[Gave, Several, Hooked]":
     """What is called with all that a module gave, a short way for tuples of tensors, and what hooks call.
 
     The first two take the arguments of the call: the module is the first. The short way is for where no mode is on, and
-    says False of what is no such tuple.
+    says False of what is no such tuple. The last is not for where a compiler may come by, see ``careful``.
     """
     waits, looks, plain = numerics.waits, numerics.looks, numerics.looks.tensor
 
@@ -61,8 +61,6 @@ def giver(numerics: "Numerics") -> "tuple[Gave, Several, Hooked]":
         return True
 
     def hooked(root: "Root", place: "Place", module: "Any", args: "tuple[Any, ...]", output: "Any") -> None:
-        if is_compiling():  # first of all, and a plain question: a compiler comes by here
-            return
         if numerics.thread != get_ident():
             return
         if (
@@ -103,6 +101,13 @@ def giver(numerics: "Numerics") -> "tuple[Gave, Several, Hooked]":
             numerics.first_bad.keep_now(place, args[1:])
 
     return gave, several, hooked
+
+
+def careful(hooked: "Hooked", *given: "Any") -> None:
+    """The same where a compiler may come by: first of all, and plainly, it is asked for."""
+    if is_compiling():
+        return
+    hooked(*given)
 
 
 def gives(module: "Any") -> bool:

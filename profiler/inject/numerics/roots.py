@@ -8,7 +8,7 @@ from functools import partial
 
 from ..events import get_ident
 from ..interrupts import is_from_handler
-from .given import gives
+from .given import careful, gives
 from .places import Place
 from .unseen import alone, is_compiling
 
@@ -115,7 +115,7 @@ class Root:
         try:
             if "output" in numerics.roles:
                 given = self.place(path, name, "output")
-                entry = _entry(module, OutputHook(numerics.hooked, self, given), after=True)
+                entry = _entry(module, self._output_hook(numerics, given), after=True)
                 if given.writes_input:
                     self.hooks.append(_entry(module, Hook(numerics.flush_in_step), after=False))
                 if gives(module):
@@ -140,6 +140,21 @@ class Root:
             if is_from_handler(error):
                 raise
             numerics.looks.unchecked(path, "it takes no hooks: %s" % type(error).__name__)
+
+    def _output_hook(self, numerics: "Numerics", place: "Place") -> OutputHook:
+        """Asking for a compiler at each module costs as much as a tenth of the watch: only where one may come by."""
+        if numerics.direct.may_meet_compiler():
+            return OutputHook(careful, numerics.hooked, self, place)
+        return OutputHook(numerics.hooked, self, place)
+
+    def be_careful(self) -> None:
+        """A compiler may come by from now on."""
+        for hooks, are_on in ((self.hooks, self.on), (self.outputs, self._hooked)):
+            for at, (owner, key, hook) in enumerate(hooks):
+                if isinstance(hook, OutputHook) and hook.func is not careful:
+                    hooks[at] = owner, key, OutputHook(careful, hook.func, *hook.args)
+                    if are_on:
+                        owner[key] = hooks[at][2]
 
     def flush_before(self, numerics: "Numerics", module: "Any") -> None:
         """Scan what waits before a module runs, from now on."""

@@ -137,6 +137,8 @@ class Numerics:
         try:
             if not self.closed:
                 self.direct.take_out()
+                for root in list(self._roots.values()):
+                    root.be_careful()
                 self.looks.unchecked("", _COMPILER_LOADED)
                 if self._root is not None and self.thread == get_ident():
                     self._root.switch(self._root.on)

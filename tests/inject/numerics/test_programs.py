@@ -189,6 +189,43 @@ def test_torch_compile_meets_nothing_of_ours(called: bool, compiles: str) -> Non
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
+COMPILES_WITHIN = """
+import sys
+sys.path.insert(0, {source!r})
+import torch, spikeprof
+from torch import nn
+from spikeprof.profiler.inject.numerics import given
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.step = 0
+    def forward(self, x):
+        self.step += 1
+        if self.step == 3:
+            self.inner = torch.compile(self.two, backend="eager", fullgraph=True)
+        return (self.two if self.step < 3 else self.inner)(self.one(x))
+model = Model()
+plain = Model()
+plain.load_state_dict(model.state_dict())
+with torch.no_grad(), spikeprof.watch(model, every=2) as watched:
+    for step in range(7):
+        assert step > 1 or "torch._dynamo" not in sys.modules
+        assert torch.equal(model(torch.ones(1, 2)), plain(torch.ones(1, 2)))
+        if step in (2, 4, 6):
+            hooks = [*model.one._forward_hooks.values(), *model.two._forward_hooks.values()]
+            assert [hook.func is given.careful for hook in hooks] == [True, True], hooks
+import torch._dynamo as dynamo
+assert not dynamo.utils.counters["graph_break"], dynamo.utils.counters
+assert not watched.remarks, watched.remarks
+assert {{row["step"] for row in watched.stats() if row["module"] == "one"}} == {{0, 2, 4, 6}}
+"""
+
+
+def test_a_compiler_that_is_loaded_in_a_watched_step_comes_upon_careful_hooks() -> None:
+    subprocess.run([sys.executable, "-c", COMPILES_WITHIN.format(source=str(SOURCE))], check=True, timeout=120)
+
+
 # -- tensors that cannot be scanned end no watch --------------------------------------------------
 
 
