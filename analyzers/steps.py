@@ -15,8 +15,9 @@ How it is found: of the steps of one kind in the steady part, at least ``min_ste
 times p50. Slow are those longer than that many times the median of the steps around them; what they have more of than
 the others, GPU work or idle time, stands beside it.
 
-What to do: where it is idle time, look for what the host did before those steps (garbage collection, logging, other
-threads); where it is GPU work, see which kernels were longer or more.
+What to do: where it is idle time, look for what the host did before those steps (a compiler: see
+``late-compile``; garbage collection, logging, other threads); where it is GPU work, see which kernels were longer or
+more.
 
 step-drift
 ----------
@@ -275,7 +276,9 @@ def _tail_action(evidence: dict[str, float]) -> str:
     if idle is None or busy is None:
         return "See in the timeline what runs in the slowest steps, and what does not."
     if idle >= busy:
-        return "Look for what the host does in the slowest steps: garbage collection, logging, other threads."
+        return (
+            "Look for what the host does in the slowest steps: a compiler, garbage collection, logging, other threads."
+        )
     return "See in the heatmap of kernels which of them take longer in the slowest steps."
 
 
