@@ -32,8 +32,8 @@ from spikeprof.analyzers.base import Evidence, Figure, Finding, Info, Metric, Re
 from spikeprof.analyzers.derived import (
     Bools,
     GpuWork,
-    Integers,
     Ints,
+    first_of_groups,
     gpu_work,
     group_codes,
     ints,
@@ -157,8 +157,8 @@ class LateCompilation:
             spans = measured_spans(trace, [each])
             recorded[mine] = overlap_with(begin[mine], end[mine], spans) == (end - begin)[mine]
         codes, names = trace.codes("kernels", "name")
-        name = ints(codes[work.row[piece]])
-        again = work.start[piece] > _first_start(trace, rank, name)
+        row = work.row[piece]
+        name, again = ints(codes[row]), _ran_before(trace, ints(row))
         steady_ns = self._steady_begin(trace) if len(call) else None
         late = again if steady_ns is None else end >= steady_ns
         stalls = _Stalls(begin, ints(end), ints(rank), name, again, late).only(np.flatnonzero(recorded))
@@ -195,8 +195,7 @@ class LateCompilation:
         found = [steps for steps in find_steps(trace) if steps.source]
         if not found:
             return None
-        series = series_of(found, {}, busy_known=False, start_up_ratio=self.start_up_ratio)
-        return int(series.begin[series.steady].min())
+        return series_of(found, {}, busy_known=False, start_up_ratio=self.start_up_ratio).steady_begin_ns
 
 
 def _first_piece(calls: Ints, work: GpuWork, calls_count: int) -> Ints:
@@ -207,11 +206,9 @@ def _first_piece(calls: Ints, work: GpuWork, calls_count: int) -> Ints:
     return found
 
 
-def _first_start(trace: Trace, rank: Integers, name: Ints) -> Ints:
-    """When the first kernel of each of these names (codes) began, in each of these processes."""
+def _ran_before(trace: Trace, row: Ints) -> Bools:
+    """Whether another kernel of the same name had begun before these, in their process."""
     start, (codes, _) = trace.column("kernels", "start_ns"), trace.codes("kernels", "name")
-    ranks = np.concatenate([trace.column("kernels", "rank"), rank])
-    group, _ = group_codes(ranks, np.concatenate([codes, name]))
-    first = np.full(int(group.max(initial=0)) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(first, group[: len(start)], start)
-    return ints(first[group[len(start) :]])
+    group, count = group_codes(trace.column("kernels", "rank"), codes)
+    first = first_of_groups(group, count)  # kernels are sorted by start
+    return np.asarray(start[row] > start[first][group[row]])

@@ -284,7 +284,7 @@ def _tail_action(evidence: dict[str, float]) -> str:
 
 def _start_up(of: StepSeries, active: dict[int, Spans]) -> tuple[int, int, float | None]:
     """When the steady part begins and ends (ns), and the share of the active time that lies before it."""
-    begin = int(of.begin[of.steady].min())
+    begin = of.steady_begin_ns
     last = max(int(of.end.max()), *(int(spans.ends[-1]) for spans in active.values() if len(spans.ends)), 0)
     whole = sum(total(spans) for spans in active.values())
     before = Spans(ints([-(2**62)]), ints([begin]))

@@ -72,7 +72,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from spikeprof.analyzers.base import Evidence, Finding, Info, Metric, Result, Rule
+from spikeprof.analyzers.base import Evidence, Finding, Info, Metric, Result, Rule, Severity
 from spikeprof.analyzers.derived import (
     Bools,
     GpuWork,
@@ -157,28 +157,17 @@ class Truth:
 
     def _of_records(self, trace: Trace, values: dict[str, Any]) -> list[Finding]:
         """Findings about records that are missing."""
-        advice = {
-            "records-dropped": ("dropped_count", "Record in shorter windows (--window) so that buffers keep up."),
-            "records-set-aside": (
-                "broken_records_count",
-                "Read the reasons in the table of collectors; record again if many.",
-            ),
-        }
-        records = sum(note.records_count for note in trace.manifest.collectors.values())
         few = self._few_samples(trace)
+        asked: tuple[tuple[str, str, Severity, tuple[Evidence, ...], str], ...] = (
+            ("records-dropped", "dropped_count", "warning", (),
+             "Record in shorter windows (--window) so that buffers keep up."),
+            ("records-set-aside", "broken_records_count", "info" if few else "warning", few,
+             "Read the reasons in the table of collectors; record again if many."),
+        )  # fmt: skip
+        records = Evidence("records_count", sum(note.records_count for note in trace.manifest.collectors.values()))
         return [
-            Finding(
-                rule,
-                "info" if few and rule == "records-set-aside" else "warning",
-                {},
-                (
-                    Evidence(metric, values[metric], 0, "none expected"),
-                    Evidence("records_count", records),
-                    *(few if rule == "records-set-aside" else ()),
-                ),
-                action,
-            )
-            for rule, (metric, action) in advice.items()
+            Finding(rule, severity, {}, (Evidence(metric, values[metric], 0, "none expected"), records, *more), action)
+            for rule, metric, severity, more, action in asked
             if values[metric]
         ]
 

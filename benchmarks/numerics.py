@@ -215,10 +215,8 @@ def warm_step_ms(step: Step, steps: int) -> float:
 def scans(model: Any, step: Step) -> dict[str, float]:
     """What a step is made of: modules that are called, tensors that are scanned, launches, bytes."""
     called: list[object] = []
-    handles = [module.register_forward_hook(lambda module, *_: called.append(module)) for module in model.modules()]
-    step()
-    for handle in handles:
-        handle.remove()
+    with hooked(model, lambda module, *_: called.append(module)):
+        step()
     with spikeprof.watch(model) as watch:
         step()
         torch.cuda.synchronize()

@@ -38,6 +38,11 @@ class StepSeries:
         """In ns."""
         return self.end - self.begin
 
+    @property
+    def steady_begin_ns(self) -> int:
+        """When the steady part begins."""
+        return int(self.begin[self.steady].min())
+
     def of_kind(self, name: str) -> Bools:
         """The steps of a kind."""
         return np.asarray(self.kind == self.kinds.index(name), np.bool_)

@@ -22,6 +22,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from spikeprof.profiler.origins import numbered
+
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int32]
 
@@ -53,7 +55,7 @@ def carry(
     ``place`` is the number of a module, line and operator, ``WANTED`` where it is to be found.
     """
     found = _both_ways(sequence, token, grid, place)
-    pair = np.asarray(pa.array(token * (int(grid.max(initial=0)) + 1) + grid).dictionary_encode().indices, np.int64)
+    pair = numbered(token, grid).code
     is_known = np.zeros(int(pair.max(initial=0)) + 1, bool)
     is_known[pair[place != WANTED]] = True
     kept = np.flatnonzero(is_known[pair])
@@ -73,10 +75,8 @@ def _are_few(kept: Ints, sequence: npt.NDArray[Any], at: Ints, length: Ints) -> 
 
     ``at`` are places in ``kept``, the kernels that are none, by their places among all.
     """
-    begins = np.flatnonzero(np.append(True, sequence[1:] != sequence[:-1]))
-    ends = np.append(begins[1:], len(kept))
-    of = np.searchsorted(begins, at, side="right") - 1
-    first, last = np.maximum(at - length + 1, begins[of]), np.minimum(at + length - 1, ends[of] - 1)
+    first = at - np.minimum(length - 1, _places_in(sequence)[at])
+    last = at + np.minimum(length - 1, _places_in(sequence[::-1])[::-1][at])
     before, after = (kept[at] - kept[first]) - (at - first), (kept[last] - kept[at]) - (last - at)
     return np.asarray(np.maximum(before, after) * KERNELS_A_STRANGER <= length)
 

@@ -30,6 +30,12 @@ def record(folder: Path, *program: str | Path, options: tuple[str, ...] = ()) ->
     return open_trace(folder)
 
 
+def later_part(trace: Trace) -> Trace:
+    """From 40 % of the recording on: what makes weights and compiles is no part of the model."""
+    begin, end = int(trace.column("kernels", "start_ns").min()), int(trace.column("kernels", "end_ns").max())
+    return trace.narrowed(begin + 2 * (end - begin) // 5, end)
+
+
 def test_modules_are_those_of_torch_profiler(tmp_path: Path) -> None:
     file = tmp_path / "torch.json"
     subprocess.run([sys.executable, str(PROGRAM), str(file)], check=True, timeout=240)
@@ -40,11 +46,9 @@ def test_modules_are_those_of_torch_profiler(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_nearly_all_time_of_decoding_is_owned(tmp_path: Path, mode: str) -> None:
-    """From 40 % of the recording on: what makes weights and compiles is no part of the model."""
     program = [ROOT / "examples" / "infer.py", "--impl", "engine", "--mode", mode, "--tokens", "96", "--batch", "8"]
     trace = record(tmp_path / "trace", *program)
-    begin, end = int(trace.column("kernels", "start_ns").min()), int(trace.column("kernels", "end_ns").max())
-    part = trace.narrowed(begin + 2 * (end - begin) // 5, end)
+    part = later_part(trace)
     result = run_one(part, Ownership())
     found = {name: result.metric(f"owned_{name}_share") for name in ("module", "op", "shapes", "line")}
     found["steady shapes"] = steady_shapes_share(trace, part)
@@ -80,8 +84,7 @@ def test_steps_are_looked_at_while_windows_are_on(tmp_path: Path) -> None:
     trace = record(tmp_path / "trace", *program, options=("--window", "0.4,0.2"))
     states = trace.table("windows").column("state").to_pylist()
     assert states.count("off") > 5
-    begin, end = int(trace.column("kernels", "start_ns").min()), int(trace.column("kernels", "end_ns").max())
-    found = run_one(trace.narrowed(begin + 2 * (end - begin) // 5, end), Ownership()).metric("owned_module_share")
+    found = run_one(later_part(trace), Ownership()).metric("owned_module_share")
     print(states.count("off"), found)
     assert found >= 0.95
 
@@ -90,8 +93,7 @@ def test_owners_follow_kernels_that_change_with_the_context(tmp_path: Path) -> N
     """Attention reads a longer context in parts, and merges them: from then on each layer has one kernel more."""
     program = [ROOT / "examples" / "infer.py", "--impl", "engine", "--separate", "--mode", "eager", "--tokens", "200"]
     trace = record(tmp_path / "trace", *program)
-    begin, end = int(trace.column("kernels", "start_ns").min()), int(trace.column("kernels", "end_ns").max())
-    trace = trace.narrowed(begin + 2 * (end - begin) // 5, end)
+    trace = later_part(trace)
     assert "_merge_parts" in trace.table("kernels").column("name").unique().to_pylist()
     found = run_one(trace, Ownership()).metric("owned_module_share")
     print(found)

@@ -162,7 +162,7 @@ def test_kernels_that_come_later_in_steps_of_the_same_kind_are_seen(lab: Lab) ->
     assert run.code == 0
     wanted = times(40) + Counter({"one.mlp": 24, "two.mlp": 24})
     assert _by_module(run) == wanted
-    matches = Counter(run.trace.table("kernel_owners").column("match").cast("string").to_pylist())
+    matches = _matches(run)
     assert matches["exact"] == (3 + 2) * 7 + 9  # the 1st, 2nd, 3rd, 6th and 12th, and the 24th, which is another
     assert matches["none"] == 0
 
@@ -243,9 +243,13 @@ def test_the_trace_says_who_owns_each_kernel(lab: Lab) -> None:
     assert run.code == 0
     check_whole(run, 70)
     assert _by_module(run) == times(10)
-    matches = Counter(run.trace.table("kernel_owners").column("match").cast("string").to_pylist())
+    matches = _matches(run)
     assert matches["exact"] == 4 * 7
     assert matches["none"] == 0
+
+
+def _matches(run: Run) -> Counter[str]:
+    return Counter(run.trace.table("kernel_owners").column("match").cast("string").to_pylist())
 
 
 def _by_module(run: Run) -> Counter[str]:
@@ -557,7 +561,7 @@ def test_where_recording_is_switched_by_the_clock_steps_are_looked_at_while_it_i
     spans = [(e["t"], e["end"]) for e in _spans(run)]
     assert len(spans) >= 4  # the first three steps, and single ones later on
     assert all(end + 50_000_000 <= begin or start >= until + 50_000_000 for begin, until in off for start, end in spans)
-    matches = Counter(run.trace.table("kernel_owners").column("match").cast("string").to_pylist())
+    matches = _matches(run)
     assert matches["none"] < 7 * len(off)  # at most the part of a step that a switch has left
 
 

@@ -64,7 +64,7 @@ def giver(numerics: "Numerics") -> "tuple[Gave, Several, Hooked]":
         if numerics.thread != get_ident():
             return
         if (
-            functions_overridden()
+            functions_overridden()  # as ``overridden``, without a call more for each module
             or operators_overridden()
             or not (
                 waits(place.spots[0], args, output)
