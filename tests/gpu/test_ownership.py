@@ -59,14 +59,15 @@ def test_nearly_all_time_of_decoding_is_owned(tmp_path: Path, mode: str) -> None
 
 
 def steady_shapes_share(trace: Trace, part: Trace) -> float:
-    """Of kernel time at places where every launch that was looked at had the same inputs: that of known inputs.
+    """Of kernel time at places where the launches that were looked at, two or more, had the same inputs: of known ones.
 
-    Where the inputs grow with the context, as attention's table of pages does, no other launch tells what they were.
+    A place is a kernel, with its grid, of an operator at a line in a module. Where its inputs grow with the context, as
+    attention's table of pages does, no other launch tells what they were; nor where there was one look only.
     """
     seen, all_of_part = (_with_origins(one) for one in (trace, part))
-    place = ["module_id", "stack_id", "op"]
-    of_place = seen[seen["match"] != "position"].groupby(place)["input_shapes"].agg(["nunique", "first"])
-    steady = of_place[(of_place["nunique"] == 1) & (of_place["first"] != "")].index
+    place = ["module_id", "file", "line", "op", "name", "grid_x"]
+    of_place = seen[seen["match"] != "position"].groupby(place)["input_shapes"].agg(["nunique", "first", "size"])
+    steady = of_place[(of_place["nunique"] == 1) & (of_place["first"] != "") & (of_place["size"] > 1)].index
     rows = all_of_part[all_of_part.set_index(place).index.isin(steady)]
     times = rows["end_ns"] - rows["start_ns"]
     assert times.sum() > 0.5 * (all_of_part["end_ns"] - all_of_part["start_ns"]).sum()
@@ -74,8 +75,11 @@ def steady_shapes_share(trace: Trace, part: Trace) -> float:
 
 
 def _with_origins(trace: Trace) -> pd.DataFrame:
-    kernels, owners, origins = (trace.table(name).to_pandas() for name in ("kernels", "kernel_owners", "origins"))
+    kernels, owners, origins, stacks = (
+        trace.table(name).to_pandas() for name in ("kernels", "kernel_owners", "origins", "stacks")
+    )
     rows = kernels.merge(owners, on="kernel_id").merge(origins.drop(columns="rank"), on="origin_id")
+    rows = rows.merge(stacks[["stack_id", "file", "line"]], on="stack_id", how="left")
     return rows.astype({"op": str, "match": str, "input_shapes": str})
 
 

@@ -4,8 +4,8 @@ A hook makes torch take its long way, which costs a microsecond for each module,
 what the module gives. This function calls the original, and finds the module in a table. It changes nothing in any
 module, so that copies, pickles and other hooks do not know of it, and it sees an output as the caller gets it.
 
-It stands there as long as a watch of every step goes on; a watch of some steps puts hooks in and takes them out. It is
-never there when torch's compiler is at work, which would trace it, nor on top of a function that is not torch's own.
+It stands there as long as a watch goes on, with one of some steps switched off between them (switched.py). It is never
+there when torch's compiler is at work, which would trace it, nor on top of a function that is not torch's own.
 """
 
 import os
@@ -14,6 +14,7 @@ import weakref
 
 from ..events import get_ident
 from ..interrupts import leave_out_ours
+from .switched import Switched
 from .unseen import alone, functions_overridden
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -40,12 +41,12 @@ _turns = 0
 class Direct:
     """The function, and the tables of the models that are watched."""
 
-    def __init__(self, numerics: "Numerics", told_of_compiler: bool = False) -> None:
-        self._numerics = numerics
+    def __init__(self, numerics: "Numerics", told_of_compiler: bool = False, always: bool = True) -> None:
+        self._numerics, self._always = numerics, always
         #: Whether somebody will tell before anything is compiled; else a compiler that is loaded is one that is used.
         self.told_of_compiler = told_of_compiler
         self._owner = sys.modules["torch"].nn.Module
-        self._put: Any = None  # the function, and torch's own
+        self._put: Any = None  # the switch, the method in its place, torch's own function
         self.root: Any = None  # that is in a step, or was the last time
         self.places: dict[int, Place] = {}  # by id of the module
         self.roots: dict[int, Root] = {}  # models whose steps are told here, by id; never replaced
@@ -74,7 +75,7 @@ class Direct:
         return getattr(type(module), "_call_impl", None) is self._owner._call_impl
 
     def put_in(self) -> None:
-        """Put the function in, where that can be done."""
+        """Put the function in, where that can be done; not to be there ``always``, it is switched off at first."""
         global _turns
         original = vars(self._owner).get("_call_impl")
         if (
@@ -84,30 +85,39 @@ class Direct:
         ):  # fmt: skip
             return
         _turns += 1
-        function = _function_of(self, self._numerics, original)
-        self._owner._call_impl = function
-        self._put = (function, original)
+        switch = Switched(original, _function_of(self, self._numerics, original))
+        switch.turn(self._always)
+        method = switch.method()
+        self._owner._call_impl = method
+        self._put = (switch, method, original)
+
+    def turn(self, on: bool) -> None:
+        """A step begins, which is looked at or not, or has ended."""
+        put = self._put  # another thread may take it out meanwhile
+        if put is not None and not self._always:
+            put[0].turn(on)
 
     def take_out(self) -> None:
         """Put torch's own back, unless somebody has wrapped ours since."""
         if self._put is None:
             return
-        (function, original), self._put = self._put, None
+        (switch, method, original), self._put = self._put, None
         roots = list(self.roots.values())
         self.places = {}  # so that it does nothing any more
         self.roots.clear()
-        if vars(self._owner).get("_call_impl") is function:
+        switch.turn(False)  # for those who keep it
+        if vars(self._owner).get("_call_impl") is method:
             self._owner._call_impl = original
         for name in _REMEMBER:
             module = sys.modules.get(name)
-            if getattr(module, _REMEMBERED, None) is function:
+            if getattr(module, _REMEMBERED, None) is switch.function:
                 setattr(module, _REMEMBERED, original)
         for root in roots:
             root.hook(self._numerics)
 
     def enter(self, module: "Any", root: "Root") -> bool:
         """Tell of a model's steps; False where that takes hooks."""
-        if not self.ready() or not self.can_see(module):
+        if not self._always or not self.ready() or not self.can_see(module):
             return False
         number = id(module)
         self._follow(module, lambda: self.roots.pop(number, None))
@@ -228,7 +238,4 @@ def _function_of(direct: "Direct", numerics: "Numerics", original: "Any") -> "An
         return output
 
     ours = (call.__code__, step.__code__)
-    for name in ("__name__", "__qualname__", "__doc__", "__module__"):
-        setattr(call, name, getattr(original, name, None))
-    call.__wrapped__ = original  # type: ignore[attr-defined]
     return call

@@ -51,7 +51,7 @@ class Numerics:
         self.looks.saw_bad = self.first_bad.saw
         self.waits = quick(self.looks.waiting, self.flush)
         self.gave, self.several, self.hooked = giver(self)
-        self.direct = Direct(self, told_of_compiler)
+        self.direct = Direct(self, told_of_compiler, always=self._every == 1)
         self.gradients, self._named = Gradients(self), Named(self, say)
         self.lock = RLock()
         self._roots: dict[int, Root] = {}
@@ -86,7 +86,7 @@ class Numerics:
             if known.module() is module:
                 return
             known.remove()
-        if self._every == 1 and "output" in self.roles:
+        if "output" in self.roles:
             self.direct.put_in()
         root = self._roots[id(module)] = Root(module, self._gone)
         known_before = self._alike.name(root, self._modules(module))
@@ -197,6 +197,7 @@ class Numerics:
                 if self.closed:  # by another thread, meanwhile
                     return
                 root.switch(looked_at, direct)
+                self.direct.turn(looked_at)
                 if self.first_bad.busy:
                     self.first_bad.begins(root)
             root.steps += 1
@@ -220,6 +221,7 @@ class Numerics:
             self.fault(error)
         finally:
             self.thread, self._root = 0, None
+            self.direct.turn(False)
         self.after_step()
 
     def _is_under_way(self, begins: "Optional[Root]" = None) -> bool:

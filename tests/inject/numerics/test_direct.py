@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import inspect
 import pickle
 import sys
 import threading
@@ -59,16 +60,76 @@ def test_no_module_is_hooked_and_torch_gets_its_own_back() -> None:
     assert seen(watched) == [(step, name, value) for step in (0, 1) for name, value in (("0", 2.0), ("1", 4.0))]
 
 
-def test_some_steps_are_watched_by_hooks_that_come_and_go() -> None:
-    model = nn.Sequential(Adds(1.0))
+class Notes(nn.Module):
+    """What a call of its own runs next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: list[Any] = []
+
+    def forward(self, x: Any) -> Any:
+        self.ran.append(nn.Module._call_impl.func)  # type: ignore[attr-defined]
+        return x + 1
+
+
+def test_of_some_steps_the_function_is_torchs_own_in_all_others() -> None:
+    inner = Notes()
+    model = nn.Sequential(inner, Adds(1.0))
     with spikeprof.watch(model, every=2) as watched:
+        changed = nn.Module._call_impl
+        assert changed.func is TORCHS_OWN  # type: ignore[attr-defined]
         for _ in range(3):
             model(torch.ones(2))
-            assert nn.Module._call_impl is TORCHS_OWN
-    assert seen(watched) == [(0, "0", 2.0), (2, "0", 2.0)]
+            assert nn.Module._call_impl is changed  # the class is as it was: Python forgets nothing of it
+            assert changed.func is TORCHS_OWN  # type: ignore[attr-defined]
+            assert not any(m._forward_hooks or m._forward_pre_hooks for m in model)
+    assert [function is TORCHS_OWN for function in inner.ran] == [False, True, False]
+    assert nn.Module._call_impl is TORCHS_OWN
+    assert seen(watched) == [(step, name, value) for step in (0, 2) for name, value in (("0", 2.0), ("1", 3.0))]
 
 
-def test_copies_made_in_the_middle_of_a_step_are_modules_of_their_own() -> None:
+def test_a_step_that_is_not_looked_at_ends_what_an_interrupted_one_has_left_on() -> None:
+    class Interrupts(nn.Module):
+        def forward(self, x: Any, does: bool = True) -> Any:
+            if does:
+                raise KeyboardInterrupt
+            return x
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = Notes(), Interrupts()
+
+        def forward(self, x: Any, does: bool) -> Any:
+            return self.b(self.a(x), does)
+
+    model = Model()
+    with spikeprof.watch(model, every=2) as watched:
+        with pytest.raises(KeyboardInterrupt):
+            model(torch.ones(2), True)
+        for _ in range(3):
+            model(torch.ones(2), False)
+    assert [function is TORCHS_OWN for function in model.a.ran] == [False, True, False, True]
+    assert [step for step, name, _ in seen(watched) if name == "a"] == [0, 2]
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_the_function_answers_as_torchs_own_does(every: int) -> None:
+    """As to torch's compiler, which asks for the code of a bound method, or a program that pickles one."""
+    model = Adds(1.0)
+    with spikeprof.watch(nn.Sequential(model), every=every):
+        ours = nn.Module._call_impl
+        assert ours is not TORCHS_OWN
+        assert inspect.signature(ours) == inspect.signature(TORCHS_OWN)
+        assert inspect.getsource(ours) == inspect.getsource(TORCHS_OWN)
+        assert type(model._call_impl) is types.MethodType
+        assert model._call_impl.__code__ is TORCHS_OWN.__code__
+        assert pickle.loads(pickle.dumps(model._call_impl))(torch.zeros(1)).item() == 1.0
+        assert ours(model, torch.zeros(1), twice=True).item() == 2.0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_copies_made_in_the_middle_of_a_step_are_modules_of_their_own(every: int) -> None:
     class Copies(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -84,16 +145,17 @@ def test_copies_made_in_the_middle_of_a_step_are_modules_of_their_own() -> None:
             return self.inner(x) + shallow(x) + deep(x) + pickled(x)
 
     model = Copies()
-    with spikeprof.watch(model) as watched, torch.no_grad():
+    with spikeprof.watch(model, every=every) as watched, torch.no_grad():
         assert model(torch.zeros(1)).item() == 1 + 10 + 1 + 1
     assert seen(watched) == [(0, "inner", 1.0), (0, "", 13.0)]
     assert [m(torch.zeros(1)).item() for m in model.made] == [10.0, 1.0, 1.0]
 
 
-def test_an_output_that_a_hook_of_the_program_replaces_is_seen_as_the_caller_gets_it() -> None:
+@pytest.mark.parametrize("every", [1, 2])
+def test_an_output_that_a_hook_of_the_program_replaces_is_seen_as_the_caller_gets_it(every: int) -> None:
     model = nn.Sequential(Adds(1.0), Adds(0.0))
     model[0].register_forward_hook(lambda module, args, output: output * 100)
-    with spikeprof.watch(model) as watched:
+    with spikeprof.watch(model, every=every) as watched:
         model[1].register_forward_hook(lambda module, args, output: output + 5)
         model(torch.ones(2))
     assert seen(watched) == [(0, "0", 200.0), (0, "1", 205.0)]
@@ -116,20 +178,22 @@ def test_a_forward_that_the_program_sets_and_keywords_are_seen() -> None:
     assert seen(watched) == [(0, "a", 2.0), (0, "b", 3.0), (1, "a", 50.0), (1, "b", 51.0)]
 
 
-def test_exceptions_pass_with_a_traceback_of_the_programs_own() -> None:
+@pytest.mark.parametrize("every", [1, 2])
+def test_exceptions_pass_with_a_traceback_of_the_programs_own(every: int) -> None:
     class Fails(nn.Module):
         def forward(self, x: Any) -> Any:
             raise KeyError("of the program")
 
     model = nn.Sequential(nn.Sequential(Adds(1.0), Fails()))
-    with spikeprof.watch(model), pytest.raises(KeyError, match="of the program") as caught:
+    with spikeprof.watch(model, every=every), pytest.raises(KeyError, match="of the program") as caught:
         model(torch.ones(2))
     frames = traceback.extract_tb(caught.value.__traceback__)
     assert not [frame for frame in frames if "spikeprof" in frame.filename]
     assert [frame.name for frame in frames].count("_call_impl") >= 3
 
 
-def test_what_a_step_that_failed_has_made_goes_with_its_exception() -> None:
+@pytest.mark.parametrize("every", [1, 2])
+def test_what_a_step_that_failed_has_made_goes_with_its_exception(every: int) -> None:
     """As of a step that ran out of memory: what the program tries next needs that, and no collector of garbage."""
     made: list[weakref.ref[Any]] = []
 
@@ -142,7 +206,7 @@ def test_what_a_step_that_failed_has_made_goes_with_its_exception() -> None:
     model = nn.Sequential(nn.Sequential(Adds(1.0), Fails()))
     gc.disable()
     try:
-        with spikeprof.watch(model):
+        with spikeprof.watch(model, every=every):
             for _ in range(2):
                 with contextlib.suppress(MemoryError):
                     model(torch.ones(2))
@@ -167,9 +231,10 @@ def test_a_second_watch_uses_hooks_and_both_see_all() -> None:
     assert seen(second) == [(0, "0", 2.0), (1, "0", 2.0)]
 
 
-def test_what_others_wrap_since_stays_and_ours_does_nothing_any_more() -> None:
+@pytest.mark.parametrize("every", [1, 2])
+def test_what_others_wrap_since_stays_and_ours_does_nothing_any_more(every: int) -> None:
     model = nn.Sequential(Adds(1.0))
-    watched = spikeprof.watch(model)
+    watched = spikeprof.watch(model, every=every)
     ours = nn.Module._call_impl
     try:
 
@@ -189,11 +254,12 @@ def test_what_others_wrap_since_stays_and_ours_does_nothing_any_more() -> None:
         nn.Module._call_impl = TORCHS_OWN  # type: ignore[method-assign]
 
 
+@pytest.mark.parametrize("every", [1, 2])
 def test_the_function_goes_when_a_compiler_comes_and_what_it_remembers_is_mended(
-    monkeypatch: pytest.MonkeyPatch,
+    every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = nn.Sequential(Adds(1.0))
-    with spikeprof.watch(model) as watched:
+    with spikeprof.watch(model, every=every) as watched:
         model(torch.zeros(1))
         remembers = types.ModuleType("utils")
         remembers.unpatched_nn_module_call_impl = nn.Module._call_impl  # type: ignore[attr-defined]
@@ -203,7 +269,7 @@ def test_the_function_goes_when_a_compiler_comes_and_what_it_remembers_is_mended
         assert nn.Module._call_impl is TORCHS_OWN
         assert remembers.unpatched_nn_module_call_impl is TORCHS_OWN
         model(torch.zeros(1))
-    assert seen(watched) == [(step, "0", 1.0) for step in range(3)]
+    assert [one for one in seen(watched) if one[1]] == [(step, "0", 1.0) for step in range(0, 3, every)]
 
 
 def test_a_process_that_watches_a_thousand_times_keeps_its_caches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +293,8 @@ def test_a_module_that_is_gone_lends_its_name_to_no_other() -> None:
         assert not any(numbers & set(table) for table in tables)
 
 
-def test_another_threads_calls_are_not_of_the_step() -> None:
+@pytest.mark.parametrize("every", [1, 2])
+def test_another_threads_calls_are_not_of_the_step(every: int) -> None:
     class Starts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -239,7 +306,7 @@ def test_another_threads_calls_are_not_of_the_step() -> None:
             other.join()
             return self.inner(x)
 
-    with spikeprof.watch(model := Starts()) as watched:
+    with spikeprof.watch(model := Starts(), every=every) as watched:
         model(torch.zeros(1))
     assert seen(watched) == [(0, "inner", 1.0)]
 

