@@ -1,6 +1,6 @@
 """A method of a class that can be exchanged as often as one likes.
 
-An attribute of a class that is set makes Python forget what it has learned about the class and all that are derived from
+Setting an attribute of a class makes Python forget what it has learned about the class and all that are derived from
 it, and after a thousand times not learn it any more. So there it is set once, to a ``partial`` without arguments, which
 is C, costs a call some 30 ns, and can be told in place to call something else.
 """
@@ -28,7 +28,8 @@ class Switched:
         told = self.function.__dict__
         told.update((name, getattr(original, name, None)) for name in _OF_FUNCTIONS)
         told["__wrapped__"] = original
-        self._original, self._other = ((each, (), {}, told) for each in (original, other))
+        self._original: Any = (original, (), {}, told)  # as ``partial.__setstate__`` takes it
+        self._other: Any = (other, (), {}, told)
         self.is_on = False
 
     def method(self) -> "Any":
