@@ -37,7 +37,7 @@ from spikeprof.profiler.watching import Watch
 CONTEXT = 512
 EVERY = 16
 ROUNDS, STEPS = 7, 20
-EAGER_ROUNDS, EAGER_STEPS, SAMPLED_ROUNDS = 40, 4, 15
+EAGER_ROUNDS, EAGER_STEPS, SAMPLED_ROUNDS = 40, 4, 20
 SCAN_BYTES = 1 << 30
 PARTS = ("scans", "graph", "eager", "prefill")
 
@@ -154,25 +154,30 @@ def eager(model: Any, step: Step) -> dict[str, float]:
 def sampled(model: Any, step: Step) -> dict[str, float]:
     """Of a watch of every 16th step: what that one costs, spread over all, as are hooks that hold in such a step alone.
 
-    Each step is timed by itself and set against the others of its sixteen: hosts are not as even for longer. What the
-    others pay, for telling that a step begins and ends, is timed with a module that does nothing.
+    Of three times sixteen steps the first one of each is watched, held, or left alone, which tells how far to trust the
+    others. Each step is timed by itself and set against the others of its sixteen: hosts are not as even for longer.
+    What the others pay, for telling that a step begins and ends, is timed with a module that does nothing.
     """
-    hold, found = holder(model, torch.cuda.current_device()), {}
-    with contextlib.closing(Drained(model, EVERY)):
-        for _ in range(2 * EVERY):  # the first two that are watched are learned from
+    hold = holder(model, torch.cuda.current_device())
+    ways: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
+        "watch": contextlib.nullcontext,
+        "holding": lambda: hooked(model, hold),
+        "alone": contextlib.nullcontext,
+    }
+    rounds: dict[str, list[list[float]]] = {name: [] for name in ways}
+    with contextlib.closing(Drained(model, len(ways) * EVERY)):
+        for _ in range(2 * len(ways) * EVERY):  # the first two that are watched are learned from
             step()
-        found["watch"] = [[step_ms(step, 1) for _ in range(EVERY)] for _ in range(SAMPLED_ROUNDS)]
-    found["holding"] = []
-    for _ in range(SAMPLED_ROUNDS):
-        with hooked(model, hold):
-            first = step_ms(step, 1)
-        found["holding"].append([first, *(step_ms(step, 1) for _ in range(EVERY - 1))])
+        for name, way in SAMPLED_ROUNDS * list(ways.items()):
+            with way():
+                first = step_ms(step, 1)
+            rounds[name].append([first, *(step_ms(step, 1) for _ in range(EVERY - 1))])
     told = {"telling_us": telling_us()}
-    for name, rounds in found.items():
-        # The hooks are taken out when the next step begins.
-        extra = [(one[0] + one[1] - 2 * statistics.median(one[2:])) / EVERY for one in rounds]
-        told[f"{name}_ms"] = statistics.median(extra)
-        told[f"{name}_ratio"] = told[f"{name}_ms"] / statistics.median(statistics.median(one[2:]) for one in rounds)
+    plain = statistics.median(statistics.median(one[2:]) for each in rounds.values() for one in each)
+    for name, each in rounds.items():
+        # Hooks are taken out when the next step begins.
+        extra = [(one[0] + one[1] - 2 * statistics.median(one[2:])) / EVERY for one in each]
+        told |= {f"{name}_ms": statistics.median(extra), f"{name}_ratio": statistics.median(extra) / plain}
     return told
 
 

@@ -101,15 +101,15 @@ def memory_patterns(rounds: int = 60, repeat: int = 40) -> None:
         torch.cuda.synchronize()
 
 
-def steady(steps: int = 300) -> None:
-    """Eager steps and replays, as many as asked."""
+def steady(steps: int = 300, replays: int = 0) -> None:
+    """Eager steps, and replays: as many, where no number of them is given."""
     import torch
     from workload import Workload
 
     work = Workload()
     for _ in range(steps):
         work.step()
-    for _ in range(steps):
+    for _ in range(replays or steps):
         work.replay()
     torch.cuda.synchronize()
     print("done", steps)
