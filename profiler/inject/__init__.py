@@ -11,12 +11,14 @@ How data flows in the target::
           └ agent.py        one per process: decides when to record; fork, exit and faults
               ├ options.py  what to record
               ├ cupti.py    finds and drives the process's one libcupti
+              ├ recorder.py what of it is on at a moment; flushes
               ├ callbacks.py  CUPTI's requests for buffers, and the full ones
               ├ spool.py    raw activity buffers -> .act file
               ├ events.py   everything else -> .jsonl file
               ├ interrupts.py  exceptions of the program's signal handlers that hit a callback of ours
               ├ control.py  the supervisor's questions (kernel names), its orders and its absence
               ├ marks.py    ranges that the program marks itself
+              ├ parts.py    the following, as far as they were asked for
               ├ steps.py    CUDA-event step times, untraced and traced (--clean-steps)
               ├ graphs.py   graph node created / cloned; launches, while they are attributed
               ├ attribution.py  when launches get their module, line and operator: the first steps of each kind

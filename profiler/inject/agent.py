@@ -10,11 +10,6 @@ What is recorded at a moment follows from a few independent conditions, each set
     traced   none of the above                                    (and attribution.py at work, for a few steps)
 
 Every change is written to the spool as a window, so that a report can say what was not measured and why.
-
-In duty windows and outside a capture range only the recording of kernels is switched off, and that of copies and calls
-goes on; what is not wanted of these is left out when the trace is made. For the thread that switches is mostly not the
-one that launches, and libcupti 13.0 bears no more: switch calls while another thread is inside a launch, and it takes
-all later calls of that thread for parts of that launch, under one correlation id; switch copies, and the program dies.
 """
 
 from __future__ import annotations
@@ -26,27 +21,16 @@ from . import ENV_CONTROL, ENV_OPTIONS, ENV_SPOOL, cupti
 from .callbacks import Callbacks
 from .calls import Calls
 from .control import FAREWELL_SECONDS, Control
-from .events import Clock, Events, RLock, SignalsHeld, get_ident, is_alone, pause
+from .events import Clock, Events, RLock, SignalsHeld, get_ident
 from .interrupts import Interrupts
 from .options import Options
+from .parts import Parts
+from .recorder import Recorder
 from .spool import Spool
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Protocol
-
-    from .attribution import Attribution
-    from .numerics.part import NumericsPart
-
-    class _Part(Protocol):
-        def start(self) -> None: ...
-        def pause(self) -> None: ...
-        def resume(self) -> None: ...
-        def finish(self) -> None: ...
-        def forget(self) -> None: ...
-        def compiler_came(self) -> None: ...
-
 
 #: Conditions in order of precedence.
 _STATES = ("stopped", "yielded", "range", "off", "clean")
@@ -64,9 +48,6 @@ _PATIENCE_SECONDS = FAREWELL_SECONDS
 
 #: What a killed process may lose. cuptiActivityFlushPeriod delivers full buffers only, so we flush ourselves.
 FLUSH_SECONDS = 0.1
-
-#: Flushes after recording was switched off. Going on flushing costs graph replays 0.2 % (measured on H200).
-_SETTLING_FLUSHES = 2
 
 
 class Agent:
@@ -86,19 +67,15 @@ class Agent:
 
     def _begin(self) -> None:
         """The state of a process that has not used CUDA yet."""
-        self._lock, self.turn = RLock(), cupti.Turn(_PATIENCE_SECONDS)
+        self._lock, self.recorder = RLock(), Recorder(self, self._callbacks)
         self._conditions: dict[str, str] = {}  # condition -> reason
         self._state: str | None = None
         self._entered: tuple[str, str] | None = None
-        self._registered = self._activated = self.inherited = self._finished = self._devices_told = False
-        self._copies_on = self._calls_on = self._calls_lost = self.switching = False
+        self._activated = self.inherited = self._finished = self.switching = False
         self._began = 0.0
         self.switched = (0, 0.0)  # the thread that went from one state to another last, and when
-        self._flushes_owed = 0
         self._control: Control | None = None
-        self._parts: list[_Part] = []
-        self._attribution: Attribution | None = None
-        self._numerics: NumericsPart | None = None
+        self._parts = Parts(self)
         self.calls = Calls()
         if self.compiler_used:
             self.calls.compiler_came()
@@ -132,7 +109,7 @@ class Agent:
     @property
     def attributions(self) -> tuple[int, bool]:
         """How often launches were attributed, which slows them down, and whether they are now."""
-        windows = self._attribution.windows if self._attribution is not None else None
+        windows = self._parts.attribution.windows if self._parts.attribution is not None else None
         return (windows.count, windows.current is not None) if windows is not None else (0, False)
 
     @property
@@ -148,8 +125,8 @@ class Agent:
         """Start recording: called at the process's first CUDA use."""
         with SignalsHeld(), self._lock:
             if self._activated and not self.inherited:
-                if self._attribution is not None:
-                    self._attribution.torch_came()
+                if self._parts.attribution is not None:
+                    self._parts.attribution.torch_came()
                 return
             self._activated, self.inherited = True, False
             began = Clock.perf_counter_ns()
@@ -161,10 +138,10 @@ class Agent:
                 self._began = Clock.monotonic()
                 if self.options.capture_range:
                     self._conditions["range"] = "before cudaProfilerStart"
-                self._start_parts()
+                self._parts.start()
                 self._apply()
                 sizes = self.driver.record_sizes()
-                self._flush()  # a buffer that is open when the process forks would be lost to the child
+                self.recorder.flush()  # a buffer that is open when the process forks would be lost to the child
                 self._control = Control(self, os.environ.get(ENV_CONTROL))
                 self._control.start()
             except Exception as error:
@@ -183,7 +160,7 @@ class Agent:
         if self._watches_all:
             try:
                 with SignalsHeld(), self._lock:
-                    self._watch_numerics()
+                    self._parts.watch_numerics()
             except Exception as error:  # of ours: GPU work can still be recorded
                 self.spool.event(ev="note", text="numerics: %s: %s" % (type(error).__name__, error))
 
@@ -193,7 +170,7 @@ class Agent:
             if not self._lock.acquire(timeout=_PATIENCE_SECONDS):
                 return
             try:
-                if self._finished or self.inherited or not (self._activated or self._numerics):
+                if self._finished or self.inherited or not (self._activated or self._parts.numerics):
                     return
                 self._finished = True
                 self._finish()
@@ -206,7 +183,7 @@ class Agent:
     def _finish(self) -> None:
         began = Clock.perf_counter_ns()
         try:
-            self._each_part("finish")
+            self._parts.each("finish")
             if self.cupti is not None and self._state is not None and self._state not in _HANDS_OFF:
                 self._settle()
                 self._leave("stopped", forced=True)
@@ -215,8 +192,8 @@ class Agent:
             self._enter("stopped", _ENDED)
         except Exception as error:
             self.fault("finish", error)
-        if self._numerics is not None:  # in children that leave past atexit; nothing is recorded any more
-            self._numerics.tell_operator()
+        if self._parts.numerics is not None:  # in children that leave past atexit; nothing is recorded any more
+            self._parts.numerics.tell_operator()
         self.spool.event(ev="finished", cost_ns=Clock.perf_counter_ns() - began)
 
     def forked(self, events: Events) -> None:
@@ -229,7 +206,7 @@ class Agent:
         if self._control is not None:
             self._control.abandon()
         self.calls.forget()
-        self._each_part("forget")
+        self._parts.each("forget")
         self.spool.abandon()
         self._earlier.append(self.spool)
         inherited = self._activated and self.cupti is not None and "stopped" not in self._conditions
@@ -276,7 +253,7 @@ class Agent:
 
     def _let_go(self) -> None:
         try:  # a guest may be waiting for the subscription
-            self._each_part("pause")
+            self._parts.each("pause")
         except cupti.CuptiError:
             pass
 
@@ -288,19 +265,19 @@ class Agent:
 
     def end_operators(self) -> None:
         """Another profiler is about to begin in this thread."""
-        if self._attribution is not None:
-            self._attribution.windows.operators.end()
+        if self._parts.attribution is not None:
+            self._parts.attribution.windows.operators.end()
 
     def tick(self) -> float | None:
         """Act on clocks: flush, budget of seconds, duty windows. Returns seconds until the next look, None = never."""
         if not self._activated or "stopped" in self._conditions:
             return None
-        self._flush()
+        self.recorder.flush()
         self._write_marks()
-        if self._attribution is not None:
-            self._attribution.tick()
-        if self._numerics is not None:
-            self._numerics.tick()
+        if self._parts.attribution is not None:
+            self._parts.attribution.tick()
+        if self._parts.numerics is not None:
+            self._parts.numerics.tick()
         waits = [FLUSH_SECONDS]
         age = Clock.monotonic() - self._began
         if self.options.max_seconds:
@@ -314,16 +291,6 @@ class Agent:
             self.set_condition("off", None if position < on else "--window")
             waits.append(on - position if position < on else on + off - position)
         return min(waits)
-
-    def _flush(self) -> None:
-        with self.turn.lock:
-            # Looked at under the lock: the buffers of a guest are not ours to flush.
-            if self._state == "traced":
-                self.driver.flush()
-            elif self._state is not None and self._state not in _HANDS_OFF and self._flushes_owed:
-                # Work in flight at the change is recorded a little later; after that, leave the program alone.
-                self._flushes_owed -= 1
-                self.driver.flush()
 
     def _write_marks(self) -> None:
         marks = sys.modules.get("%s.marks" % __package__)
@@ -350,73 +317,29 @@ class Agent:
         if was == "traced" or (was not in (None, *_HANDS_OFF) and state not in _CALLS_ON):
             self._leave(state)
         if state == "yielded":
-            self._registered = False
-            self._calls_lost = self.driver.selects_calls
+            self.recorder.lose()
         if state in _HANDS_OFF and was not in _HANDS_OFF:
-            self._each_part("pause")
+            self._parts.each("pause")
         elif state not in _HANDS_OFF and was in _HANDS_OFF:
-            self._each_part("resume")
+            self._parts.each("resume")
         # A traced window holds all that may have been recorded: from before CUPTI is on until after it is off.
         began = Clock.unix_ns()
         if state in _CALLS_ON:
-            with self.turn:
-                self._record(work=state == "traced")
+            self.recorder.on(kernels=state == "traced")
         return began
 
     def _settle(self) -> None:
         """Let launches that call back come to their end: libcupti 13.0 does not bear a switch in the middle of one."""
-        if self._attribution is not None:
-            self._attribution.windows.close()
-            self._attribution.windows.settle()
-
-    def _record(self, work: bool) -> None:
-        if not self._registered:
-            self.driver.register(self._callbacks.request, self._callbacks.complete)
-            self._registered = True
-        refused = {}
-        if not self._copies_on:
-            refused.update(self.driver.enable_copies())
-            self._copies_on = True
-        if not self._calls_on:
-            if self._calls_lost:
-                refused["recording launches"] = "CUPTI records no calls after another profiler"
-            else:
-                refused.update(self.driver.enable_calls())
-            self._calls_on = True
-        if work:
-            self.driver.enable_kernels()
-            self._flushes_owed = _SETTLING_FLUSHES
-            self._tell_devices()
-        if refused:
-            self.spool.event(ev="refused", what=refused)
-
-    def _tell_devices(self) -> None:
-        if not self._devices_told:  # not before: the records would end up with a guest
-            self._devices_told = True
-            try:
-                self.driver.dump_devices()
-            except cupti.CuptiError as error:
-                self.spool.event(ev="note", text="no device records: %s" % error)
+        if self._parts.attribution is not None:
+            self._parts.attribution.windows.close()
+            self._parts.attribution.windows.settle()
 
     def _leave(self, state: str, forced: bool = False) -> None:
-        """Flush and switch off what ``state`` does not record; no flush of ours is under way when this returns."""
-        with self.turn:
-            try:
-                # CUPTI forgets what it has not yet turned into records when it is switched off: 60 ms of kernels, seen.
-                self.driver.flush(forced)
-            finally:
-                if self._state == "traced":
-                    self.driver.disable_kernels()
-                    self._count_dropped()
-                if self._copies_on and state in _HANDS_OFF:
-                    if not is_alone(get_ident()):
-                        pause(cupti.SETTLING_SECONDS)  # until the launches of other threads have ended
-                    self.driver.disable_copies()
-                    self._copies_on = False
-                if self._calls_on and state not in _CALLS_ON:
-                    self.driver.disable_calls()
-                    self._calls_on = False
-                self._state = state
+        """Switch off what ``state`` does not record."""
+        try:
+            self.recorder.off(copies=state not in _HANDS_OFF, calls=state in _CALLS_ON, forced=forced)
+        finally:
+            self._state = state
 
     def _enter(self, state: str, reason: str, at: int | None = None) -> None:
         if (state, reason) != self._entered:
@@ -425,68 +348,19 @@ class Agent:
             self.spool.event(ev="window", state=shown, reason=reason, t=at or Clock.unix_ns())
         self._state = state
 
-    def _count_dropped(self) -> None:
-        try:
-            dropped = self.driver.dropped()
-        except cupti.CuptiError:
-            return
-        if dropped:
-            self.spool.event(ev="dropped", records=dropped)
-
     # -- parts and process --------------------------------------------------------------------
-
-    def _start_parts(self) -> None:
-        from . import graphs, guests, steps
-
-        follow = self.options.capture_range and not guests.watch_cudart(self, sys.modules.get("torch"))
-        if self.options.graph_nodes or follow or self.options.attribute_steps:
-            subscription = graphs.Subscription(self, follow)
-            if self.options.attribute_steps:
-                from .attribution import Attribution
-
-                self._attribution = Attribution(self, subscription)
-                subscription.windows = self._attribution.windows
-                self._parts.append(self._attribution)  # it must let go before the subscription does
-            self._parts.append(subscription)
-        if self.options.clean_steps:
-            self._parts.insert(0, steps.Steps(self))  # it must know of a step before the launches do
-        self._parts = [part for part in self._parts if part is not self._numerics]
-        if self.options.numerics_every:
-            self._parts.append(self._numerics_part())
-        guests.hide_from_dynamo()
-        self._each_part("start")
-
-    def _watch_numerics(self, *models: object) -> None:
-        """Begin to scan without CUDA: the models given, or any."""
-        from . import guests
-
-        is_new = self._numerics is None
-        numerics = self._numerics_part(*models)
-        if is_new:
-            if self.inherited:
-                return
-            self._parts.append(numerics)
-        guests.hide_from_dynamo()
-        numerics.start()
-
-    def _numerics_part(self, *models: object) -> NumericsPart:
-        from .numerics.part import NumericsPart
-
-        if self._numerics is None:
-            self._numerics = NumericsPart(self, models)
-        return self._numerics
 
     def watch_model(self, model: object, every: int, patterns: tuple[str, ...], roles: tuple[str, ...]) -> None:
         """Scan what the modules of this model give: the program asks for it itself."""
         with SignalsHeld(), self._lock:
             try:
-                if self._numerics is not None:
-                    self._numerics.attach(model)
+                if self._parts.numerics is not None:
+                    self._parts.numerics.attach(model)
                     return
                 options = self.options
                 if not options.numerics_every:
                     options.numerics_every, options.numerics_modules, options.numerics_roles = every, patterns, roles
-                self._watch_numerics(model)
+                self._parts.watch_numerics(model)
             except Exception as error:
                 self.spool.event(ev="note", text="spikeprof.watch: %s: %s" % (type(error).__name__, error))
 
@@ -494,8 +368,8 @@ class Agent:
         self, name: str, tensor: object, role: str, dtype: str, scale: object = None, zero_point: object = None
     ) -> None:
         """Scan a tensor that the program names."""
-        if self._numerics is not None:
-            self._numerics.look_at(name, tensor, role, dtype, scale, zero_point)
+        if self._parts.numerics is not None:
+            self._parts.numerics.look_at(name, tensor, role, dtype, scale, zero_point)
 
     def aside(self, work: Callable[[], None]) -> None:
         """Do something on the GPU that is not the program's: it is not recorded."""
@@ -506,16 +380,12 @@ class Agent:
         finally:
             self.set_condition("off", before)
 
-    def _each_part(self, what: str) -> None:
-        for part in self._parts:
-            getattr(part, what)()
-
     def compiler_came(self) -> None:
         """Something is about to be compiled: no Python hook of ours may end up in a compiled frame's guards."""
         if not self.compiler_used:
             self.compiler_used = True
             self.calls.compiler_came()
-            self._each_part("compiler_came")
+            self._parts.each("compiler_came")
 
     def take_leave_in_workers(self) -> None:
         """multiprocessing's children leave through os._exit, past atexit, but run their own finalizers."""

@@ -108,7 +108,7 @@ class Subscription:
         if not self._held:
             raise cupti.CuptiError("another profiler has the subscription")
         refused = None
-        with self._agent.turn:
+        with self._agent.recorder.turn:
             for cbid in cbids.LAUNCHES:
                 try:
                     self._agent.driver.watch(cupti.DOMAIN_DRIVER_API, cbid, on)

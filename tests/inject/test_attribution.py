@@ -175,7 +175,7 @@ def test_a_kind_is_not_looked_at_again_where_that_is_too_much(lab: Lab) -> None:
         from _spikeprof.windows import LAUNCHES_MAX
         agent = hooks.the_agent()
         torch.cuda._lazy_init()
-        windows = agent._attribution.windows
+        windows = agent._parts.attribution.windows
         windows.left = LAUNCHES_MAX // 2 + 2 * 7 - 1  # the first step, and one more
         for _ in range(50):
             step(1)
@@ -283,7 +283,7 @@ NOTHING_LEFT = """
         agent = hooks.the_agent()
         assert not hooked() and marks._steps is None
         assert agent.calls._listeners == () and agent.calls._hooked == {}
-        assert agent._attribution.windows.current is None
+        assert agent._parts.attribution.windows.current is None
     """
 
 
