@@ -65,18 +65,23 @@ def watch_cudart(agent: Agent, torch: ModuleType | None) -> bool:
 
 def watch_dynamo(agent: Agent, module: ModuleType) -> None:
     """Wrap ``torch._dynamo.eval_frame``: every torch.compile makes an OptimizeContext before it traces anything."""
-
-    def comes(*_: object) -> None:
-        if not agent.compiler_used:
-            hide_from_dynamo()  # what was loaded since
-        agent.compiler_came()
-
     hide_from_dynamo()
     context = getattr(module, "OptimizeContext", None)
     if context is None:
         agent.compiler_came()
         return
-    _around(context, "__init__", before=comes)
+    _around(context, "__init__", before=lambda *_: _compiler_comes(agent))
+
+
+def watch_dynamo_capture(agent: Agent, module: ModuleType) -> None:
+    """Wrap ``torch._dynamo.convert_frame``: torch.export traces a model whole, and makes no OptimizeContext."""
+    _around(module, "fullgraph_capture", before=lambda *_: _compiler_comes(agent))
+
+
+def _compiler_comes(agent: Agent) -> None:
+    if not agent.compiler_used:
+        hide_from_dynamo()  # what was loaded since
+    agent.compiler_came()
 
 
 def hide_from_dynamo() -> None:

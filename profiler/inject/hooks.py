@@ -158,6 +158,12 @@ def _after_dynamo(module: "ModuleType") -> None:
     guests.watch_dynamo(the_agent(), module)
 
 
+def _after_dynamo_capture(module: "ModuleType") -> None:
+    from . import guests
+
+    guests.watch_dynamo_capture(the_agent(), module)
+
+
 def _after_torch_nvtx(module: "ModuleType") -> None:
     from . import nvtx
 
@@ -178,6 +184,7 @@ _WATCHED: "dict[str, Callable[[ModuleType], None]]" = {
     "triton.profiler.profile": _after_proton,
     "torch.profiler._cupti_monitor": _after_torch_monitor,
     "torch._dynamo.eval_frame": _after_dynamo,
+    "torch._dynamo.convert_frame": _after_dynamo_capture,
     "torch.cuda": _after_torch_cuda,
     "torch.cuda.nvtx": _after_torch_nvtx,
     "nvtx.nvtx": _after_nvtx,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from . import cupti
 from .control import FAREWELL_SECONDS
-from .events import get_ident, is_alone, pause
+from .events import Clock, get_ident, is_alone, pause
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 #: Flushes after recording was switched off. Going on flushing costs graph replays 0.2 % (measured on H200).
 _SETTLING_FLUSHES = 2
+
+#: CUPTI hands over buffers in their order. A kernel that was in flight when kernels were switched off may never get its
+#: end (seen with libcupti 13.0): all later buffers wait for it, until CUPTI has all that it may have and drops records.
+#: So where this many are left with it, so long after, what has no end is given up before kernels are recorded again.
+_WAITING_BUFFERS, _GIVEN_UP_SECONDS = 4, 0.03
 
 
 class Recorder:
@@ -31,6 +36,7 @@ class Recorder:
         self._registered = self._calls_lost = self._devices_told = False
         self._is_ours = False  # else CUPTI must be left alone
         self._flushes_owed = 0
+        self._kernels_off_at = 0.0
 
     def on(self, kernels: bool) -> None:
         """Record copies and calls, and ``kernels``."""
@@ -54,12 +60,20 @@ class Recorder:
                 refused.update(driver.enable_calls())
             self._calls_on = True
         if kernels:
+            self._give_up()
             driver.enable_kernels()
-            self._kernels_on = True
+            self._kernels_on, self._kernels_off_at = True, 0.0
             self._flushes_owed = _SETTLING_FLUSHES
             self._tell_devices()
         if refused:
             self._agent.spool.event(ev="refused", what=refused)
+
+    def _give_up(self) -> None:
+        """Have buffers back that wait for kernels without an end."""
+        if 0 < self._kernels_off_at <= Clock.monotonic() - _GIVEN_UP_SECONDS:
+            self._agent.driver.flush()
+            if self._agent.spool.lent >= _WAITING_BUFFERS:
+                self._agent.driver.flush(forced=True)
 
     def _tell_devices(self) -> None:
         if not self._devices_told:  # not before: the records would end up with a guest
@@ -83,8 +97,10 @@ class Recorder:
                 self._is_ours = copies
                 if self._kernels_on:
                     driver.disable_kernels()
-                    self._kernels_on = False
+                    self._kernels_on, self._kernels_off_at = False, Clock.monotonic()
                     self._count_dropped()
+                if not copies:  # what comes back from now on may be a guest's
+                    self._kernels_off_at = 0.0
                 if self._copies_on and not copies:
                     if not is_alone(get_ident()):
                         pause(cupti.SETTLING_SECONDS)  # until the launches of other threads have ended

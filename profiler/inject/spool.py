@@ -43,7 +43,8 @@ class Spool:
         self._sequence = 0
         self._fd = _NOT_OPEN
         self._lock = RLock()
-        self._free: list[int] = []  # addresses of idle buffers
+        #: Addresses of idle buffers. The one that was idle for longest is lent first: CUPTI may yet write into others.
+        self._free: list[int] = []
         self._views: dict[int, memoryview] = {}  # address -> header + payload
         self._write = ctypes.CDLL(None, use_errno=True).write
         self._write.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
@@ -56,7 +57,7 @@ class Spool:
     def lend(self) -> int:
         """The address of an idle buffer's payload, or 0 when too many are in flight."""
         if self._free:
-            return self._free.pop()
+            return self._free.pop(0)
         if len(self._views) >= BUFFERS_MAX:
             return 0
         # Private: shared pages would let a forked child write into its parent's buffers.
@@ -65,6 +66,11 @@ class Spool:
         # The view keeps the mapping alive for as long as the spool lives.
         self._views[base + FRAME_HEADER_BYTES] = memoryview(memory)
         return base + FRAME_HEADER_BYTES
+
+    @property
+    def lent(self) -> int:
+        """Buffers that CUPTI has."""
+        return len(self._views) - len(self._free)
 
     def take(self, address: int, size: int) -> None:
         """Store a filled buffer and make it idle again. Raises SpoolFull when recording must end."""

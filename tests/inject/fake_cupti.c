@@ -6,7 +6,9 @@
  * switched off by one thread while another is launching, all later calls of that thread come under one correlation id.
  * The program under test makes the GPU work through the fake_* functions, so that counts are exact.
  *
- * FAKE_CUPTI_FAIL=register|enable|subscribe|flush makes that call fail; =hang lets a flush never return.
+ * FAKE_CUPTI_FAIL=register|enable|subscribe|flush makes that call fail; =hang lets a flush never return; =hold is a
+ * kernel that was in flight when kernels were first switched off, and gets no end: all later buffers wait for it, and
+ * new ones are asked for, until a flush is forced.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -26,7 +28,7 @@ enum { OK = 0, UNKNOWN_ERROR = 999, MULTIPLE_SUBSCRIBERS = 39 };
 enum { MEMCPY = 1, MEMSET = 2, DRIVER = 4, RUNTIME = 5, DEVICE = 8, KERNEL = 10, KINDS = 64 };
 enum { KERNEL_BYTES = 216, CALL_BYTES = 40, DEVICE_BYTES = 184 };
 enum { CU_LAUNCH_KERNEL = 307, LAUNCH_KERNEL = 211, PROFILER_START = 171, PROFILER_STOP = 172, CALLS = 1024 };
-enum { QUEUE = 64, NAMES_MAX = 10000 };
+enum { QUEUE = 64, HELD = 4096, NAMES_MAX = 10000 };
 
 typedef struct { uint8_t *data; size_t size, used; Request request; Complete complete; } Buffer;
 
@@ -39,8 +41,8 @@ static uint64_t (*clock_now)(void);
 static uint8_t kind_on[KINDS], call_on[CALLS];
 static pthread_t generator;
 static int generating, frozen, launched, hooked;
-static Buffer current, queue[QUEUE];
-static int queued;
+static Buffer current, queue[QUEUE], held[HELD];
+static int queued, held_count, endless; /* a kernel without an end is there */
 static unsigned long handed, delivered; /* buffers, ever */
 static size_t dropped;
 static uint32_t correlation;
@@ -114,7 +116,9 @@ static void hand_over(int by_worker)
     memset(&current, 0, sizeof current);
     if (!full.data)
         return;
-    if (by_worker && worker_pid == getpid() && queued < QUEUE) {
+    if (endless && held_count < HELD)
+        held[held_count++] = full;
+    else if (by_worker && worker_pid == getpid() && queued < QUEUE) {
         queue[queued++] = full;
         handed++;
         pthread_cond_broadcast(&changed);
@@ -245,6 +249,7 @@ int cuptiActivityEnable(int kind)
 int cuptiActivityDisable(int kind)
 {
     switched(kind);
+    endless |= kind == KERNEL && fails("hold");
     kind_on[kind] = 0;
     return OK;
 }
@@ -284,7 +289,6 @@ int cuptiActivityEnableAndDump(int kind)
 
 int cuptiActivityFlushAll(uint32_t flag)
 {
-    (void)flag;
     if (fails("flush"))
         return UNKNOWN_ERROR;
     while (fails("hang"))
@@ -292,6 +296,10 @@ int cuptiActivityFlushAll(uint32_t flag)
     pthread_mutex_lock(&lock);
     for (unsigned long now_handed = handed; delivered < now_handed && worker_pid == getpid();)
         pthread_cond_wait(&changed, &lock);
+    endless &= !(flag & 1);
+    for (int i = 0; !endless && i < held_count; i++)
+        held[i].complete(NULL, 0, held[i].data, held[i].size, held[i].used);
+    held_count = endless ? held_count : 0;
     if (current.used)
         hand_over(0);
     pthread_mutex_unlock(&lock);

@@ -63,6 +63,27 @@ def test_duty_windows_part_the_programs_life(lab: Lab) -> None:
     assert len(kernels) / max(kernels) == pytest.approx(traced / life, rel=0.4)
 
 
+def test_a_kernel_that_never_ends_holds_back_no_other_for_long(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """libcupti hands over buffers in their order, and one that was in flight when recording paused may get no end."""
+    monkeypatch.setenv("FAKE_CUPTI_FAIL", "hold")
+    run = lab.record(
+        """
+        import cupy, time
+        cupy.generate(2000)
+        time.sleep(4)
+        """,
+        window=(0.05, 0.05),
+    )
+    assert run.code == 0
+    check_partition(run)
+    check_kernels_in_traced_windows(run)
+    assert run.trace.manifest.collectors["activity"].dropped_count == 0
+    seen = run.trace.column("kernels", "start_ns")
+    traced = windows_of(run, "traced")[:-1]
+    assert len(traced) > 30  # more than there are buffers
+    assert all(((seen >= begin) & (seen < end)).any() for begin, end in traced)
+
+
 def test_max_seconds(lab: Lab) -> None:
     run = lab.record(
         """

@@ -15,12 +15,12 @@ import weakref
 from ..events import get_ident
 from ..interrupts import leave_out_ours
 from .switched import Switched
-from .unseen import alone, functions_overridden
+from .unseen import alone, functions_overridden, is_traced
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from typing import Any
+    from typing import Any, Optional
 
     from .places import Place
     from .roots import Root
@@ -35,6 +35,8 @@ _LOADED_FIRST = "torch._dynamo"
 _REMEMBER = ("torch._dynamo.utils", "torch._dynamo.variables.nn_module")
 _REMEMBERED = "unpatched_nn_module_call_impl"
 
+_REPLACED = "calls made while nn.Module._call_impl was the program's own, if there were any"
+
 _turns = 0
 
 
@@ -46,7 +48,7 @@ class Direct:
         #: Whether somebody will tell before anything is compiled; else a compiler that is loaded is one that is used.
         self.told_of_compiler = told_of_compiler
         self._owner = sys.modules["torch"].nn.Module
-        self._put: Any = None  # the switch, the method in its place, torch's own function
+        self._put: Optional[Switched] = None
         self.root: Any = None  # that is in a step, or was the last time
         self.places: dict[int, Place] = {}  # by id of the module
         self.roots: dict[int, Root] = {}  # models whose steps are told here, by id; never replaced
@@ -59,7 +61,8 @@ class Direct:
 
     def ready(self) -> bool:
         """Whether the function is in its place, and may stay there."""
-        if self._put is not None and self._compiles():
+        put = self._put
+        if put is not None and (self._compiles() or not put.is_there()):
             self.take_out()
         return self._put is not None
 
@@ -82,36 +85,35 @@ class Direct:
             self._put is not None or self._compiles() or _turns >= _TURNS_MAX
             or vars(self._owner).get("__call__") is original  # torch before 2.1: it would have to know the name
             or type(original) is not type(_function_of) or hasattr(original, "__wrapped__")
+            or original.__globals__ is not vars(sys.modules[self._owner.__module__])  # of the program's
         ):  # fmt: skip
             return
         _turns += 1
-        switch = Switched(original, _function_of(self, self._numerics, original))
-        switch.turn(self._always)
-        method = switch.method()
-        self._owner._call_impl = method
-        self._put = (switch, method, original)
+        put = Switched(self._owner, "_call_impl", _function_of(self, self._numerics, original))
+        put.turn(self._always)
+        self._put = put
 
     def turn(self, on: bool) -> None:
         """A step begins, which is looked at or not, or has ended."""
         put = self._put  # another thread may take it out meanwhile
         if put is not None and not self._always:
-            put[0].turn(on)
+            put.turn(on)
 
     def take_out(self) -> None:
         """Put torch's own back, unless somebody has wrapped ours since."""
-        if self._put is None:
+        put, self._put = self._put, None
+        if put is None:
             return
-        (switch, method, original), self._put = self._put, None
+        if self._always and not put.is_there():
+            self._numerics.looks.unchecked("", _REPLACED)
         roots = list(self.roots.values())
         self.places = {}  # so that it does nothing any more
         self.roots.clear()
-        switch.turn(False)  # for those who keep it
-        if vars(self._owner).get("_call_impl") is method:
-            self._owner._call_impl = original
+        put.take_out()
         for name in _REMEMBER:
             module = sys.modules.get(name)
-            if getattr(module, _REMEMBERED, None) is switch.function:
-                setattr(module, _REMEMBERED, original)
+            if getattr(module, _REMEMBERED, None) is put.function:
+                setattr(module, _REMEMBERED, put.original)
         for root in roots:
             root.hook(self._numerics)
 
@@ -228,6 +230,7 @@ def _function_of(direct: "Direct", numerics: "Numerics", original: "Any") -> "An
             place = direct.places.get(number)
             if place is not None and (
                 functions_overridden()
+                or is_traced()
                 or not (
                     waits(place.spots[0], args, output)
                     if type(output) is plain

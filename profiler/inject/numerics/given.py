@@ -4,7 +4,7 @@ import sys
 
 from ..events import get_ident
 from .places import tensors_in
-from .unseen import alone, functions_overridden, is_compiling, operators_overridden
+from .unseen import TRACED, alone, functions_overridden, is_compiling, is_traced, operators_overridden
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ def giver(numerics: "Numerics") -> "tuple[Gave, Several, Hooked]":
 
     def sees(root: "Root", place: "Place", args: "tuple[Any, ...]", output: "Any") -> None:
         try:
-            if type(output) is plain:
+            if is_traced():
+                looks.unchecked("", TRACED)
+            elif type(output) is plain:
                 if not waits(place.spots[0], args, output):
                     see(root, place, args, 0, output)
             elif not several(root, place, args, output):
@@ -66,6 +68,7 @@ def giver(numerics: "Numerics") -> "tuple[Gave, Several, Hooked]":
         if (
             functions_overridden()  # as ``overridden``, without a call more for each module
             or operators_overridden()
+            or is_traced()
             or not (
                 waits(place.spots[0], args, output)
                 if type(output) is plain

@@ -67,7 +67,12 @@ class Root:
     """A model that is watched: the hooks that come and go with the steps that are looked at."""
 
     def __init__(self, module: "Any", gone: "Callable[[Root], None]") -> None:
-        self.module = weakref.ref(module, lambda _: gone(self))
+
+        def left(_: object, is_finalizing: "Callable[[], bool]" = sys.is_finalizing) -> None:
+            if not is_finalizing():  # when modules have lost their names
+                gone(self)
+
+        self.module = weakref.ref(module, left)
         self.number = self.like = 0  # see alike.py
         self.made: dict[tuple[str, str, str], Place] = {}  # path, class and role -> place
         self.left: dict[tuple[str, str, str], Place] = {}  # of a model like this one that is gone

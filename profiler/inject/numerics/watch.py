@@ -21,7 +21,7 @@ from .looks import Looks
 from .named import Named
 from .places import tensors_in
 from .roots import Root, is_called, watched_modules
-from .unseen import is_compiling, is_traced
+from .unseen import TRACED, is_compiling, is_traced
 from .waiting import quick
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 ROLES = ("output", "input", "weight", "gradient")
 
 _COMPILER_LOADED = "calls that torch's compiler has compiled, which was loaded since: watch what torch.compile gives"
-_TRACED = "calls that torch.jit.trace recorded"
 
 
 class Numerics:
@@ -181,7 +180,7 @@ class Numerics:
                 if self.closed or is_compiling():
                     return
                 if is_traced():
-                    self.looks.unchecked("", _TRACED)
+                    self.looks.unchecked("", TRACED)
                     return
                 if self.thread not in (0, thread) and self._is_under_way():
                     self.concurrent += 1
@@ -217,11 +216,13 @@ class Numerics:
             return
         try:
             self.looks.flush(ends=True)
+            if self._every > 1:  # the steps in between, and those of other models, meet none of it
+                self.direct.turn(False)
+                root.switch(False)
         except Exception as error:
             self.fault(error)
         finally:
             self.thread, self._root = 0, None
-            self.direct.turn(False)
         self.after_step()
 
     def _is_under_way(self, begins: "Optional[Root]" = None) -> bool:

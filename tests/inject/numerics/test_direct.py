@@ -7,6 +7,7 @@ import copy
 import gc
 import inspect
 import pickle
+import subprocess
 import sys
 import threading
 import traceback
@@ -120,12 +121,159 @@ def test_the_function_answers_as_torchs_own_does(every: int) -> None:
     with spikeprof.watch(nn.Sequential(model), every=every):
         ours = nn.Module._call_impl
         assert ours is not TORCHS_OWN
-        assert inspect.signature(ours) == inspect.signature(TORCHS_OWN)
-        assert inspect.getsource(ours) == inspect.getsource(TORCHS_OWN)
+        assert inspect.isfunction(ours)
+        for ask in (inspect.signature, inspect.getsource, inspect.getsourcefile, inspect.getclosurevars):
+            assert ask(ours) == ask(TORCHS_OWN)  # type: ignore[operator]
+        assert (ours.__name__, ours.__qualname__, ours.__module__, ours.__globals__) == (
+            TORCHS_OWN.__name__, TORCHS_OWN.__qualname__, TORCHS_OWN.__module__, TORCHS_OWN.__globals__,
+        )  # fmt: skip
+        assert pickle.loads(pickle.dumps(ours)) is copy.copy(ours) is copy.deepcopy(ours) is ours
         assert type(model._call_impl) is types.MethodType
         assert model._call_impl.__code__ is TORCHS_OWN.__code__
         assert pickle.loads(pickle.dumps(model._call_impl))(torch.zeros(1)).item() == 1.0
         assert ours(model, torch.zeros(1), twice=True).item() == 2.0  # type: ignore[arg-type]
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("closes", ["after", "between"])
+def test_a_program_may_save_the_function_and_put_it_back(every: int, closes: str) -> None:
+    """As profilers and debuggers do: what a class gives is set as its attribute."""
+    model = nn.Sequential(Adds(1.0), Adds(2.0))
+    watched = spikeprof.watch(model, every=every)
+    try:
+        saved = nn.Module._call_impl
+
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            return same(saved(*args, **kwargs))
+
+        nn.Module._call_impl = patched  # type: ignore[method-assign]
+        assert model(torch.zeros(1)).item() == 3.0
+        if closes == "between":
+            watched.close()
+        nn.Module._call_impl = saved  # type: ignore[method-assign]
+        assert model(torch.zeros(1)).item() == 3.0
+        watched.close()
+        assert model(torch.zeros(1)).item() == 3.0
+        assert closes == "between" or nn.Module._call_impl in (TORCHS_OWN, saved)
+        assert saved.func is TORCHS_OWN  # type: ignore[attr-defined]
+    finally:
+        nn.Module._call_impl = TORCHS_OWN  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_class_made_meanwhile_may_use_the_function_as_its_own(every: int) -> None:
+    with spikeprof.watch(nn.Sequential(Adds(1.0)), every=every):
+
+        class Direct(Adds):
+            __call__ = nn.Module._call_impl
+            plain = nn.Module._call_impl
+
+        model = Direct(1.0)
+        assert model(torch.zeros(1)).item() == model.plain(torch.zeros(1)).item() == 1.0
+        assert nn.Module._call_impl.__get__(model)(torch.zeros(1)).item() == 1.0
+    assert model(torch.zeros(1), twice=True).item() == 2.0
+
+
+def test_of_some_steps_hooks_tell_where_the_program_has_put_its_own_function() -> None:
+    model = nn.Sequential(Adds(1.0))
+    with spikeprof.watch(model, every=2) as watched:
+        try:
+            for at in range(3):
+                model(torch.zeros(1))
+                if at == 0:
+                    nn.Module._call_impl = TORCHS_OWN  # type: ignore[method-assign]
+        finally:
+            nn.Module._call_impl = TORCHS_OWN  # type: ignore[method-assign]
+    assert seen(watched) == [(0, "0", 1.0), (2, "0", 1.0)]
+    with spikeprof.watch(model) as watched:
+        nn.Module._call_impl = TORCHS_OWN  # type: ignore[method-assign]
+        model(torch.zeros(1))
+    assert ("", direct._REPLACED) in watched.unchecked
+
+
+def test_no_watch_goes_on_top_of_a_function_of_the_programs() -> None:
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        return TORCHS_OWN(*args, **kwargs)
+
+    model = nn.Sequential(Adds(1.0))
+    nn.Module._call_impl = patched  # type: ignore[method-assign]
+    try:
+        with spikeprof.watch(model) as watched:
+            assert nn.Module._call_impl is patched
+            model(torch.zeros(1))
+        assert seen(watched) == [(0, "0", 1.0)]
+    finally:
+        nn.Module._call_impl = TORCHS_OWN  # type: ignore[method-assign]
+
+
+def test_the_end_of_a_step_switches_off_no_step_of_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = nn.Sequential(Adds(1.0)), nn.Sequential(Adds(2.0), Adds(3.0))
+    with spikeprof.watch(one, every=2) as watched:
+        numerics: Any = watched._numerics
+        numerics.attach(other)
+        one(torch.zeros(1))
+        one(torch.zeros(1))
+        turn, turned = numerics.direct.turn, []
+
+        def slow(on: bool) -> None:
+            if not on and not turned:
+                turned.append(on)
+                thread = threading.Thread(target=other, args=(torch.zeros(1),))
+                thread.start()
+                thread.join()  # where the step had ended by now, the other would begin
+            turn(on)
+
+        monkeypatch.setattr(numerics.direct, "turn", slow)
+        one(torch.zeros(1))
+        assert numerics.concurrent == 1
+        other(torch.zeros(1))
+        other(torch.zeros(1))
+    assert [name for _, name, value in seen(watched) if value in (2.0, 5.0)] == ["0", "1"]
+
+
+def test_a_watched_model_in_another_gives_no_rows_in_steps_that_are_not_looked_at() -> None:
+    inner = nn.Sequential(Adds(1.0))
+    outer = nn.Sequential(inner, Adds(2.0))
+    with spikeprof.watch(inner, every=2) as watched:
+        numerics = watched._numerics
+        assert numerics is not None
+        numerics.attach(outer)
+        for _ in range(2):  # the first of each is looked at
+            inner(torch.zeros(1))
+            outer(torch.zeros(1))
+        outer(torch.zeros(1))
+    assert [(step, name) for step, name, _ in seen(watched)] == [(0, "0"), (1, "0.0"), (1, "1"), (4, "0.0"), (4, "1")]
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_what_torch_jit_traces_in_a_step_holds_nothing_of_ours(every: int) -> None:
+    class Traces(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(Adds(1.0))
+
+        def forward(self, x: Any) -> Any:
+            return torch.jit.trace(self.inner, x)(x)
+
+    with spikeprof.watch(model := Traces(), every=every) as watched, torch.no_grad():
+        assert model(torch.zeros(1)).item() == 1.0
+    assert ("", "calls that torch.jit.trace recorded") in watched.unchecked
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_model_that_lives_to_the_end_of_the_program_says_nothing_there(every: int) -> None:
+    program = f"""
+import torch, spikeprof
+torch.kept = torch.nn.Sequential(torch.nn.Linear(2, 2))
+watched = spikeprof.watch(torch.kept, every={every})
+torch.kept(torch.zeros(1, 2))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("every", [1, 2])

@@ -204,7 +204,9 @@ class Model(nn.Module):
         self.step += 1
         if self.step == 3:
             self.inner = torch.compile(self.two, backend="eager", fullgraph=True)
-        return (self.two if self.step < 3 else self.inner)(self.one(x))
+        result = (self.two if self.step < 3 else self.inner)(self.one(x))
+        self.hooks = [*self.one._forward_hooks.values(), *self.two._forward_hooks.values()]
+        return result
 model = Model()
 plain = Model()
 plain.load_state_dict(model.state_dict())
@@ -213,8 +215,8 @@ with torch.no_grad(), spikeprof.watch(model, every=2) as watched:
         assert step > 1 or "torch._dynamo" not in sys.modules
         assert torch.equal(model(torch.ones(1, 2)), plain(torch.ones(1, 2)))
         if step in (2, 4, 6):
-            hooks = [*model.one._forward_hooks.values(), *model.two._forward_hooks.values()]
-            assert [hook.func is given.careful for hook in hooks] == [True, True], hooks
+            assert [hook.func is given.careful for hook in model.hooks] == [True, True], model.hooks
+        assert not model.one._forward_hooks and not model.two._forward_hooks
 import torch._dynamo as dynamo
 assert not dynamo.utils.counters["graph_break"], dynamo.utils.counters
 assert not watched.remarks, watched.remarks

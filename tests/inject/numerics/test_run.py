@@ -386,9 +386,24 @@ with torch.no_grad():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("every", [1, 2])
+def test_torch_export_meets_nothing_of_ours(real: Lab, every: int) -> None:
+    run = real.record(
+        ON_CPU
+        + """
+model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.ones(2, 4)
+model(x)
+assert torch.equal(torch.export.export(model, (x,), strict=True).module()(x), model(x))
+""",
+        numerics_every=every,
+    )
+    assert run.code == 0
+    assert [row["class_name"] for row in scans(run)][:2] == ["Linear", "ReLU"]
+
+
 def test_a_fault_of_ours_before_cuda_leaves_the_recording_of_gpu_work(real: Lab) -> None:
     run = real.record(
-        "import _spikeprof.hooks\n_spikeprof.hooks.the_agent()._watch_numerics = lambda *_: 1 / 0\n" + ACTIVATE,
+        "import _spikeprof.hooks\n_spikeprof.hooks.the_agent()._parts.watch_numerics = lambda *_: 1 / 0\n" + ACTIVATE,
         numerics_every=1,
     )
     assert run.code == 0
