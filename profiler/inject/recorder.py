@@ -22,8 +22,9 @@ _SETTLING_FLUSHES = 2
 
 #: CUPTI hands over buffers in their order. A kernel that was in flight when kernels were switched off may never get its
 #: end (seen with libcupti 13.0): all later buffers wait for it, until CUPTI has all that it may have and drops records.
-#: So where this many are left with it, so long after, what has no end is given up before kernels are recorded again.
-_WAITING_BUFFERS, _GIVEN_UP_SECONDS = 4, 0.03
+#: So before kernels are recorded again what has no end is given up, where this many buffers are left with CUPTI so long
+#: after: soon where half of all wait, else when also what a long queue of launches held has run.
+_GIVEN_UP = ((16, 0.03), (4, 1.0))
 
 
 class Recorder:
@@ -70,10 +71,12 @@ class Recorder:
 
     def _give_up(self) -> None:
         """Have buffers back that wait for kernels without an end."""
-        if 0 < self._kernels_off_at <= Clock.monotonic() - _GIVEN_UP_SECONDS:
-            self._agent.driver.flush()
-            if self._agent.spool.lent >= _WAITING_BUFFERS:
-                self._agent.driver.flush(forced=True)
+        if not self._kernels_off_at:
+            return
+        self._agent.driver.flush()
+        lent, since = self._agent.spool.lent, Clock.monotonic() - self._kernels_off_at
+        if any(lent >= buffers and since >= seconds for buffers, seconds in _GIVEN_UP):
+            self._agent.driver.flush(forced=True)
 
     def _tell_devices(self) -> None:
         if not self._devices_told:  # not before: the records would end up with a guest
