@@ -17,7 +17,7 @@ from os import getpid
 
 from . import kinds, marks
 from .captures import Captures
-from .cupti import CuptiError
+from .cupti import SETTLING_SECONDS, CuptiError
 from .events import Clock, get_ident
 from .frames import STACKS_MAX
 from .interrupts import is_ours
@@ -84,6 +84,9 @@ class Attribution:
     def start(self) -> None:
         """Begin to listen; nothing is called back before a step begins or the clock opens a window."""
         marks.watch(self)
+        window = self._agent.options.window
+        if window and window[0] <= SETTLING_SECONDS:  # see Windows.open
+            self._say("skipped", "no launches are looked at in parts of --window of %g s or less" % SETTLING_SECONDS)
         self.torch_came()
 
     def torch_came(self) -> None:

@@ -586,6 +586,7 @@ def test_graphs_are_looked_at_wherever_recording_is_switched(lab: Lab) -> None:
     nodes = [node for e in events.rows if e["ev"] == "graph_nodes" for node in e["nodes"]]
     paths = {index: kind for index, _, _, kind in events.all("modules")}
     assert {paths[node[4]] for node in nodes if not node[1] and node[0] < 1000} == {"Captured"}
+    assert "no launches are looked at in parts of --window of 0.05 s or less" in events.told("skipped")
 
 
 @pytest.mark.parametrize(("others", "looked_at"), [(0, 2), (1, 1)])

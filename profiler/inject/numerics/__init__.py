@@ -4,7 +4,8 @@ From a module to the file of records::
 
     part.py                 the agent's side: when to watch; writes the file
       watch.py              models, their modules, steps
-        roots.py, direct.py   how what modules give comes by: by hooks in them, and without, by switched.py
+        roots.py, direct.py   how what modules give comes by: by hooks in them, and without
+          switched.py           a method of a class that can be exchanged at any time
         given.py              whether it waits, is scanned now, or is known already
           unseen.py             where nobody else sees what is done with tensors
           scripts.py            where torch.jit does not see the hooks

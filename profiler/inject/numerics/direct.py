@@ -89,7 +89,10 @@ class Direct:
         ):  # fmt: skip
             return
         _turns += 1
-        put = Switched(self._owner, "_call_impl", _function_of(self, self._numerics, original))
+        try:
+            put = Switched(self._owner, "_call_impl", _function_of(self, self._numerics, original))
+        except AttributeError:  # another Python than CPython: hooks will do
+            return
         put.turn(self._always)
         self._put = put
 
