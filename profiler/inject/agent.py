@@ -315,7 +315,8 @@ class Agent:
         """Go from one state to another; the time from which on it may hold."""
         self._settle()
         if was == "traced" or (was not in (None, *_HANDS_OFF) and state not in _CALLS_ON):
-            self._leave(state)
+            # At the end what is in flight has no other chance, nor what CUPTI holds back for it.
+            self._leave(state, forced=state == "stopped")
         if state == "yielded":
             self.recorder.lose()
         if state in _HANDS_OFF and was not in _HANDS_OFF:

@@ -249,13 +249,11 @@ def is_called(module: "Any", thread: int, but: int) -> bool:
     """Whether more calls of a module than ``but`` are under way in a thread: asked where steps meet, which is rare."""
     if module is None:
         return False
-    function: Any = sys.modules["torch"].nn.Module._call_impl
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    code = getattr(function, "__code__", None)
+    torchs_own = vars(sys.modules["torch.nn.modules.module"])
     frame: Any = sys._getframe() if thread == get_ident() else sys._current_frames().get(thread)
     while frame is not None:
-        if code is None or (frame.f_code is code and frame.f_locals.get("self") is module):
+        is_call = frame.f_code.co_name == "_call_impl" and frame.f_globals is torchs_own
+        if is_call and frame.f_locals.get("self") is module:
             but -= 1
             if but < 0:
                 return True

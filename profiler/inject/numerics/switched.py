@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 class _Function(partial):  # type: ignore[type-arg]
     """What the class gives when it is asked; to programs, which put it into classes or pickle it, the original."""
 
+    __slots__ = ("_name", "_owner")
+    _name: str
+    _owner: type
+
     __class__ = property(lambda _: FunctionType)
 
     def __get__(self, instance: "Any", _owner: object = None) -> "Any":
@@ -29,7 +33,7 @@ class _Function(partial):  # type: ignore[type-arg]
 
     def __reduce__(self) -> "tuple[Any, ...]":
         """Pickled and copied it is what the class then has."""
-        return getattr, (self.__dict__["_owner"], self.__dict__["_name"])
+        return getattr, (self._owner, self._name)
 
 
 class Switched:
@@ -38,9 +42,10 @@ class Switched:
     def __init__(self, owner: type, name: str, other: "Any") -> None:
         self.original: Any = vars(owner)[name]
         #: What the class gives.
-        self.function: Any = _Function(self.original)
+        self.function = _Function(self.original)
+        self.function._owner, self.function._name = owner, name
         told = self.function.__dict__
-        told.update(_owner=owner, _name=name, __wrapped__=self.original)
+        told["__wrapped__"] = self.original
         told.update((each, getattr(self.original, each)) for each in ("__module__", "__doc__"))
         self._states: dict[bool, Any] = {  # as ``partial.__setstate__`` takes them
             False: (self.original, (), {}, told),

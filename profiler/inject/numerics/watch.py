@@ -59,6 +59,7 @@ class Numerics:
         self._alike = Alike()
         self.thread = 0  # that is in a step
         self._root: Optional[Root] = None
+        self._last: Optional[Root] = None  # that was in a step
         self._again = 0  # calls of that model inside its own
         self.closed = False
         self.after_step: Callable[[], None] = lambda: None
@@ -195,6 +196,8 @@ class Numerics:
             with self.lock:
                 if self.closed:  # by another thread, meanwhile
                     return
+                if self._last is not None and self._last is not root:
+                    self._last.switch(False)  # that model may be a part of this one
                 root.switch(looked_at, direct)
                 self.direct.turn(looked_at)
                 if self.first_bad.busy:
@@ -216,13 +219,12 @@ class Numerics:
             return
         try:
             self.looks.flush(ends=True)
-            if self._every > 1:  # the steps in between, and those of other models, meet none of it
-                self.direct.turn(False)
-                root.switch(False)
+            self.direct.turn(False)
         except Exception as error:
             self.fault(error)
         finally:
-            self.thread, self._root = 0, None
+            # Its hooks stay: torch may be going through them.
+            self.thread, self._root, self._last = 0, None, root
         self.after_step()
 
     def _is_under_way(self, begins: "Optional[Root]" = None) -> bool:
@@ -274,7 +276,7 @@ class Numerics:
 
     def flush_in_step(self, *_: object) -> None:
         """Scan what waits of this thread's step."""
-        if self.thread == get_ident():
+        if self.thread == get_ident() and not is_traced():
             self.flush()
 
     def flush_outside(self) -> None:
@@ -306,6 +308,9 @@ class Numerics:
     def inputs(self, place: "Place", args: "tuple[Any, ...]") -> None:
         """What a module takes."""
         if self.thread != get_ident():
+            return
+        if is_traced():
+            self.looks.unchecked("", TRACED)
             return
         try:
             for index, tensor in enumerate(tensors_in(self.looks.tensor, args)):

@@ -250,7 +250,54 @@ def test_a_watched_model_in_another_gives_no_rows_in_steps_that_are_not_looked_a
 
 
 @pytest.mark.parametrize("every", [1, 2])
-def test_what_torch_jit_traces_in_a_step_holds_nothing_of_ours(every: int) -> None:
+@pytest.mark.parametrize("always_call", [False, True])
+def test_a_hook_that_comes_in_a_step_that_raises_is_called_and_the_exception_passes(
+    every: int, always_call: bool
+) -> None:
+    """torch goes through a module's hooks as they are when an exception passes."""
+    called = []
+
+    class Registers(nn.Module):
+        def forward(self, x: Any) -> Any:
+            model.register_forward_hook(lambda *_: called.append(1), always_call=always_call)
+            raise ValueError("of the program")
+
+    model = nn.Sequential(Adds(1.0), Registers())
+    with spikeprof.watch(model, every=every):
+        for _ in range(3):
+            with pytest.raises(ValueError, match="of the program"):
+                model(torch.zeros(1))
+    assert len(called) == (always_call and (0 if every == 1 else 1) + 2 + 3)  # torch's short way calls no hooks
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_model_under_a_function_of_the_programs_that_calls_itself_is_in_one_step(every: int) -> None:
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        return TORCHS_OWN(*args, **kwargs)
+
+    class Recursive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Adds(1.0)
+
+        def forward(self, x: Any, depth: int = 2) -> Any:
+            return self(self.inner(x), depth - 1) if depth else x
+
+    nn.Module._call_impl = patched  # type: ignore[method-assign]
+    try:
+        with spikeprof.watch(model := Recursive(), every=every) as watched:
+            for _ in range(2):
+                model(torch.zeros(1))
+    finally:
+        nn.Module._call_impl = TORCHS_OWN  # type: ignore[method-assign]
+    assert [row[:2] for row in seen(watched) if row[1]] == [
+        (step, "inner") for step in range(0, 2, every) for _ in "12"
+    ]
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("roles", [("output",), ("input", "output", "gradient", "weight")])
+def test_what_torch_jit_traces_in_a_step_holds_nothing_of_ours(every: int, roles: tuple[str, ...]) -> None:
     class Traces(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -259,7 +306,7 @@ def test_what_torch_jit_traces_in_a_step_holds_nothing_of_ours(every: int) -> No
         def forward(self, x: Any) -> Any:
             return torch.jit.trace(self.inner, x)(x)
 
-    with spikeprof.watch(model := Traces(), every=every) as watched, torch.no_grad():
+    with spikeprof.watch(model := Traces(), every=every, roles=roles) as watched, torch.no_grad():
         assert model(torch.zeros(1)).item() == 1.0
     assert ("", "calls that torch.jit.trace recorded") in watched.unchecked
 

@@ -216,7 +216,6 @@ with torch.no_grad(), spikeprof.watch(model, every=2) as watched:
         assert torch.equal(model(torch.ones(1, 2)), plain(torch.ones(1, 2)))
         if step in (2, 4, 6):
             assert [hook.func is given.careful for hook in model.hooks] == [True, True], model.hooks
-        assert not model.one._forward_hooks and not model.two._forward_hooks
 import torch._dynamo as dynamo
 assert not dynamo.utils.counters["graph_break"], dynamo.utils.counters
 assert not watched.remarks, watched.remarks
