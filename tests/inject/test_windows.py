@@ -65,7 +65,7 @@ def test_duty_windows_part_the_programs_life(lab: Lab) -> None:
 
 @pytest.mark.parametrize(
     ("window", "max_seconds", "windows_min"),
-    [((0.05, 0.05), 0.0, 30), ((0.2, 0.15), 1.6, 4)],  # more than there are buffers; too few to be had back before
+    [((0.05, 0.05), 0.0, 20), ((0.2, 0.15), 1.6, 3)],  # more buffers than there are; too few to be had back before
 )
 def test_a_kernel_that_never_ends_holds_back_no_other_for_long(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, window: tuple[float, float], max_seconds: float, windows_min: int
