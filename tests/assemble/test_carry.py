@@ -5,7 +5,7 @@ from __future__ import annotations
 from unittest import mock
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spikeprof.profiler.assemble import carry as module
@@ -136,6 +136,7 @@ def sequences(draw: st.DrawFn) -> list[tuple[int, int, int, int]]:
 
 
 @given(sequences())
+@example([(1, 2, 0, -2), (1, 2, 0, 0), (1, 2, 0, -2), (1, 2, 0, -2), (1, 2, 0, -1), (1, 2, 1, -1)])
 def test_any_sequence_against_a_slow_search(rows: list[tuple[int, int, int, int]]) -> None:
     columns = [np.array([row[i] for row in rows], np.int64) for i in range(4)]
     with (
@@ -153,7 +154,7 @@ def test_any_sequence_against_a_slow_search(rows: list[tuple[int, int, int, int]
             assert found.length[i] == 0
             continue
         place, length = slowly(rows, i)
-        if (place < 0 or length < 4) and i in kept:
+        if (place < 0 or length < 4) and i in kept and len(kept) < len(rows):  # without strangers there is one look
             at = kept.index(i)
             again, width = slowly(without, at, agree=True)
             mine = [k for k in range(len(kept)) if without[k][0] == row[0]]
