@@ -185,7 +185,7 @@ class Agent:
         try:
             self._parts.each("finish")
             if self.cupti is not None and self._state is not None and self._state not in _HANDS_OFF:
-                self._settle()
+                self._parts.settle()
                 self._leave("stopped", forced=True)
             self._write_marks()
             self._conditions["stopped"] = _ENDED  # the thread must not call CUPTI while the process is torn down
@@ -274,10 +274,7 @@ class Agent:
             return None
         self.recorder.flush()
         self._write_marks()
-        if self._parts.attribution is not None:
-            self._parts.attribution.tick()
-        if self._parts.numerics is not None:
-            self._parts.numerics.tick()
+        self._parts.tick()
         waits = [FLUSH_SECONDS]
         age = Clock.monotonic() - self._began
         if self.options.max_seconds:
@@ -313,7 +310,7 @@ class Agent:
 
     def _switch(self, was: str | None, state: str) -> int:
         """Go from one state to another; the time from which on it may hold."""
-        self._settle()
+        self._parts.settle()
         if was == "traced" or (was not in (None, *_HANDS_OFF) and state not in _CALLS_ON):
             # At the end what is in flight has no other chance, nor what CUPTI holds back for it.
             self._leave(state, forced=state == "stopped")
@@ -328,12 +325,6 @@ class Agent:
         if state in _CALLS_ON:
             self.recorder.on(kernels=state == "traced")
         return began
-
-    def _settle(self) -> None:
-        """Let launches that call back come to their end: libcupti 13.0 does not bear a switch in the middle of one."""
-        if self._parts.attribution is not None:
-            self._parts.attribution.windows.close()
-            self._parts.attribution.windows.settle()
 
     def _leave(self, state: str, forced: bool = False) -> None:
         """Switch off what ``state`` does not record."""

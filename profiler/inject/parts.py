@@ -58,6 +58,19 @@ class Parts:
         guests.hide_from_dynamo()
         self.each("start")
 
+    def tick(self) -> None:
+        """Now and then, in the agent's thread."""
+        if self.attribution is not None:
+            self.attribution.tick()
+        if self.numerics is not None:
+            self.numerics.tick()
+
+    def settle(self) -> None:
+        """Let launches that call back come to their end: libcupti 13.0 does not bear a switch in the middle of one."""
+        if self.attribution is not None:
+            self.attribution.windows.close()
+            self.attribution.windows.settle()
+
     def watch_numerics(self, *models: object) -> None:
         """Begin to scan without CUDA: the models given, or any."""
         from . import guests

@@ -4,7 +4,7 @@ import sys
 
 from ..events import get_ident
 from .places import tensors_in
-from .unseen import TRACED, alone, functions_overridden, is_compiling, is_traced, operators_overridden
+from .unseen import alone, functions_overridden, is_compiling, is_traced, operators_overridden
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ def giver(numerics: "Numerics") -> "tuple[Gave, Several, Hooked]":
 
     def sees(root: "Root", place: "Place", args: "tuple[Any, ...]", output: "Any") -> None:
         try:
-            if is_traced():
-                looks.unchecked("", TRACED)
-            elif type(output) is plain:
+            if looks.traced():
+                return
+            if type(output) is plain:
                 if not waits(place.spots[0], args, output):
                     see(root, place, args, 0, output)
             elif not several(root, place, args, output):

@@ -10,6 +10,7 @@ from .places import NEW, Spot
 from .records import POINTS_MAX, tag_of
 from .scanner import Unchecked
 from .scanners import scanner_for
+from .unseen import is_traced
 from .waiting import Waiting
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -230,6 +231,13 @@ class Looks:
         """Note that something of this module is not scanned, and why."""
         if len(self.reasons) < _REASONS_MAX:
             self.reasons[path, reason] = None
+
+    def traced(self) -> bool:
+        """Whether torch.jit.trace records what is done now, which is noted: what we do would be in its graph."""
+        if is_traced():
+            self.unchecked("", "calls that torch.jit.trace recorded")
+            return True
+        return False
 
     # -- what was found -----------------------------------------------------------------------
 

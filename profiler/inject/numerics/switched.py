@@ -2,7 +2,7 @@
 
 Setting an attribute of a class makes Python forget what it has learned about the class and all that are derived from
 it, and after a thousand times not learn it any more. So there it is set once, to a ``partial`` without arguments, which
-is C, costs a call some 30 ns, and can be told in place to call something else.
+is C, costs a call up to 30 ns, and can be told in place to call something else.
 """
 
 import ctypes

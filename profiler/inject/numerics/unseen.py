@@ -32,8 +32,6 @@ is_compiling: "Callable[[], bool]" = getattr(getattr(_torch, "compiler", None), 
 
 is_traced: "Callable[[], object]" = getattr(_torch._C, "_get_tracing_state", _never)
 
-TRACED = "calls that torch.jit.trace recorded"
-
 
 def overridden() -> bool:
     """Whether somebody would see what we do with tensors."""

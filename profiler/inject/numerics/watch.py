@@ -21,7 +21,7 @@ from .looks import Looks
 from .named import Named
 from .places import tensors_in
 from .roots import Root, is_called, watched_modules
-from .unseen import TRACED, is_compiling, is_traced
+from .unseen import is_compiling, is_traced
 from .waiting import quick
 
 TYPE_CHECKING = False  # importing typing would cost the program a millisecond
@@ -178,10 +178,7 @@ class Numerics:
             return
         try:
             with self.lock:
-                if self.closed or is_compiling():
-                    return
-                if is_traced():
-                    self.looks.unchecked("", TRACED)
+                if self.closed or is_compiling() or self.looks.traced():
                     return
                 if self.thread not in (0, thread) and self._is_under_way():
                     self.concurrent += 1
@@ -307,10 +304,7 @@ class Numerics:
 
     def inputs(self, place: "Place", args: "tuple[Any, ...]") -> None:
         """What a module takes."""
-        if self.thread != get_ident():
-            return
-        if is_traced():
-            self.looks.unchecked("", TRACED)
+        if self.thread != get_ident() or self.looks.traced():
             return
         try:
             for index, tensor in enumerate(tensors_in(self.looks.tensor, args)):
